@@ -1,0 +1,3 @@
+module github.com/go-dlm/dlm
+
+go 1.26
