@@ -198,12 +198,12 @@ func driftMargin(ttl time.Duration) time.Duration {
 }
 
 // request builds the backend's request and refuses what the backend cannot do.
-func (o *AcquireOptions) request(key, owner string, ttl time.Duration, p *driver.Properties) (driver.Request, error) {
+func (o *AcquireOptions) request(key string, ttl time.Duration, p *driver.Properties) (driver.Request, error) {
 	var opts AcquireOptions
 	if o != nil {
 		opts = *o
 	}
-	req := driver.Request{Key: key, Owner: owner, TTL: max(ttl, p.MinTTL), Limit: 1, Enqueue: !opts.NoWait}
+	req := driver.Request{Key: key, TTL: max(ttl, p.MinTTL), Limit: 1, Enqueue: !opts.NoWait}
 	if opts.Limit < 0 || opts.Limit > maxLimit {
 		return req, invalidf("AcquireOptions.Limit is %d, must be between 0 and %d", opts.Limit, maxLimit)
 	}

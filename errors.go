@@ -116,16 +116,16 @@ func invalidf(format string, args ...any) error {
 
 // permanent says whether repeating a request cannot help.
 func permanent(err error) bool {
-	return errors.Is(err, ErrInvalid) || errors.Is(err, ErrClosed) || errors.Is(err, errors.ErrUnsupported)
+	return refused(err) || errors.Is(err, ErrClosed)
 }
 
-// conflict turns a backend's refusal into the error that users see, or
-// returns nil if err is no refusal.
-func conflict(key string, err error) *LockConflictError {
-	held, ok := errors.AsType[*driver.HeldError](err)
-	if !ok {
-		return nil
-	}
+// refused says whether the store turned a request down without any effect.
+func refused(err error) bool {
+	return errors.Is(err, ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
+}
+
+// conflict turns a backend's refusal into the error that users see.
+func conflict(key string, held *driver.HeldError) *LockConflictError {
 	return &LockConflictError{Key: key, Holder: held.Holder, Remaining: max(held.Remaining, 0), Position: held.Position}
 }
 

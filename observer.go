@@ -68,9 +68,9 @@ type Event struct {
 // and logs.
 //
 // Observe is called from many goroutines at once. Events of calls (acquire,
-// release, extend by hand) come from the goroutine of the caller; those of the
-// background (renewals, losses) come one after another from one goroutine,
-// which may report an event some time after it happened. An Observe that
+// release, force) come from the goroutine of the caller; renewals and losses
+// come one after another from a goroutine of their own, which may report an
+// event some time after it happened. An Observe that
 // blocks holds up that caller or the later background events, but no renewal
 // and no loss signal. A panic in Observe is swallowed.
 type Observer interface {

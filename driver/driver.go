@@ -204,6 +204,11 @@ const (
 // Event is news from the store for one owner.
 type Event struct {
 	Kind EventKind
+	// Ticket is set for EventGrant: the [HeldError.Ticket] that was granted.
+	// Package dlm takes the grant only if that is the ticket it knows of. It
+	// thereby tells a grant from one that came late, lapsed, and was followed
+	// by a new ticket of the same owner.
+	Ticket int64
 	// Lease holds the grant for EventGrant; for EventWake and EventLost only
 	// Key and Owner are set.
 	Lease Lease

@@ -56,6 +56,9 @@ type HeldError struct {
 	// Position is the caller's place in the queue, 1 being the head, or 0 if
 	// the caller is not in it or the backend has no queue.
 	Position int
+	// Ticket tells the caller's ticket from any other that the same owner had
+	// before or gets later, for backends that send EventGrant; otherwise 0.
+	Ticket int64
 }
 
 func (e *HeldError) Error() string {

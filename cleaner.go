@@ -1,0 +1,112 @@
+package dlm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-dlm/dlm/driver"
+)
+
+// withdrawPatience is how long a failed acquisition waits for its withdrawal
+// before it leaves it to the background.
+const withdrawPatience = 500 * time.Millisecond
+
+// cleaner frees what a call had to leave in the store: a lease whose release
+// was not answered, a ticket that could not be withdrawn. Its goroutine lives
+// only while there is something to free. It gives up when the store must have
+// dropped the lease by itself.
+type cleaner struct {
+	mu      sync.Mutex
+	queue   []leftover
+	running bool
+}
+
+type leftover struct {
+	lease  driver.Lease
+	giveUp instant
+}
+
+// cleanLater leaves a lease to the cleaner. A lease without a token stands for
+// whatever its owner has on the key.
+func (m *Manager) cleanLater(lease driver.Lease, giveUp instant) {
+	c := &m.cleaner
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.queue = append(c.queue, leftover{lease: lease, giveUp: giveUp})
+	if !c.running && m.ctx.Err() == nil {
+		c.running = true
+		m.calls.Add(1)
+		go func() {
+			defer m.calls.Done()
+			c.run(m)
+		}()
+	}
+}
+
+// run frees leftovers until there are none, or until the manager closes.
+func (c *cleaner) run(m *Manager) {
+	failures := 0
+	for {
+		c.mu.Lock()
+		if len(c.queue) == 0 || m.ctx.Err() != nil {
+			c.running = false
+			c.mu.Unlock()
+			return
+		}
+		next := c.queue[0]
+		c.queue = c.queue[1:]
+		c.mu.Unlock()
+
+		if m.clock.now() >= next.giveUp {
+			continue
+		}
+		err := m.freeOnce(m.ctx, next.lease)
+		if err == nil || permanent(err) && m.ctx.Err() == nil {
+			failures = 0
+			continue
+		}
+		m.report(Event{Kind: EventStoreError, Op: "withdraw", Key: next.lease.Key, Err: err})
+		c.mu.Lock()
+		c.queue = append(c.queue, next)
+		c.mu.Unlock()
+		failures++
+		sleep(m.ctx, m.ctx, m.cfg.backoff(failures))
+	}
+}
+
+// finish tries once more to free all that is left, and says what was not.
+func (c *cleaner) finish(ctx context.Context, m *Manager) error {
+	c.mu.Lock()
+	queue := c.queue
+	c.queue = nil
+	c.mu.Unlock()
+	var errs []error
+	for _, left := range queue {
+		if m.clock.now() >= left.giveUp {
+			continue
+		}
+		if err := m.freeOnce(ctx, left.lease); err != nil {
+			errs = append(errs, fmt.Errorf("withdraw from %q: %w", left.lease.Key, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// withdraw removes whatever the owner of a failed acquisition may have left on
+// the key, though the caller's own context may have ended. If that is not
+// confirmed soon, it goes on in the background and returns the failure.
+func (m *Manager) withdraw(ctx context.Context, req *driver.Request) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawPatience)
+	defer cancel()
+	lease := driver.Lease{Key: req.Key, Owner: req.Owner, Mode: req.Mode}
+	err := m.freeOnce(ctx, lease)
+	if err == nil {
+		return nil
+	}
+	m.observe(Event{Kind: EventStoreError, Op: "withdraw", Key: req.Key, Err: err})
+	m.cleanLater(lease, m.clock.now()+max(req.TTL, 2*m.props.LivenessWindow)+m.cfg.CallTimeout)
+	return fmt.Errorf("%w: withdrawal: %w", ErrIndeterminate, err)
+}
