@@ -70,6 +70,7 @@ type acquisition struct {
 
 	asked    instant // start of the last Acquire that the store answered
 	ticket   int64   // from that answer
+	ups      int     // listener.ups before it
 	traces   bool    // the store may hold a ticket or a grant of ours
 	queued   bool    // we have waited
 	waiting  instant // since then
@@ -217,6 +218,9 @@ func (a *acquisition) run(ctx context.Context) (*grant, error) {
 func (a *acquisition) loop(ctx context.Context) (*grant, error) {
 	m := a.m
 	for {
+		if a.req.Enqueue {
+			a.ups = m.subscriptions()
+		}
 		start := m.clock.now()
 		var lease driver.Lease
 		err := m.callStore(ctx, "acquire", a.req.Key, func(ctx context.Context) (err error) {

@@ -25,11 +25,15 @@ func newClock() clock {
 }
 
 // slept is how long the machine has been suspended since the manager was made.
+// Less than the error of the measurement counts as nothing.
 func (c *clock) slept() time.Duration {
 	if c.suspended == nil {
 		return 0
 	}
-	return c.suspended() - c.asleep
+	if d := c.suspended() - c.asleep; d > 2*time.Millisecond {
+		return d
+	}
+	return 0
 }
 
 func (c *clock) now() instant { return time.Since(c.base) + c.slept() }

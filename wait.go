@@ -30,7 +30,7 @@ type waiter struct {
 type listener struct {
 	started bool
 	up      bool
-	upSince instant
+	ups     int // how often it came up
 }
 
 // wait waits until it is worth asking the store again, and returns nil, or
@@ -43,7 +43,7 @@ func (a *acquisition) wait(ctx context.Context, held *driver.HeldError) (*grant,
 	}
 	m.mu.Lock()
 	m.listenNow()
-	missed := m.listen.up && m.listen.upSince >= a.asked
+	missed := m.listen.ups != a.ups
 	pause := m.pollPause(held)
 	m.mu.Unlock()
 	if missed {
@@ -142,6 +142,13 @@ func (m *Manager) listenNow() {
 	}()
 }
 
+// subscriptions is how often the subscription has come up.
+func (m *Manager) subscriptions() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.listen.ups
+}
+
 // listenLoop keeps the subscription up until the manager closes.
 func (m *Manager) listenLoop() {
 	failures := 0
@@ -168,13 +175,13 @@ func (m *Manager) listenLoop() {
 
 // handle takes an event from the store.
 func (m *Manager) handle(e driver.Event) {
-	now := m.clock.now()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch e.Kind {
 	case driver.EventUp:
 		// What happened since a waiter last asked may have been missed.
-		m.listen.up, m.listen.upSince = true, now
+		m.listen.up = true
+		m.listen.ups++
 		for _, w := range m.waiters {
 			w.signal()
 		}
