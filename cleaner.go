@@ -27,15 +27,16 @@ type cleaner struct {
 type leftover struct {
 	lease  driver.Lease
 	giveUp instant
+	lock   *Lock // whose Release is still to be answered, or nil
 }
 
 // cleanLater leaves a lease to the cleaner. A lease without a token stands for
 // whatever its owner has on the key.
-func (m *Manager) cleanLater(lease driver.Lease, giveUp instant) {
+func (m *Manager) cleanLater(left leftover) {
 	c := &m.cleaner
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.queue = append(c.queue, leftover{lease: lease, giveUp: giveUp})
+	c.queue = append(c.queue, left)
 	if !c.running && m.ctx.Err() == nil {
 		c.running = true
 		m.calls.Add(1)
@@ -63,7 +64,7 @@ func (c *cleaner) run(m *Manager) {
 		if m.clock.now() >= next.giveUp {
 			continue
 		}
-		err := m.freeOnce(m.ctx, next.lease)
+		err := m.clean(m.ctx, next)
 		if err == nil || permanent(err) && m.ctx.Err() == nil {
 			failures = 0
 			continue
@@ -77,6 +78,22 @@ func (c *cleaner) run(m *Manager) {
 	}
 }
 
+// clean frees one leftover.
+func (m *Manager) clean(ctx context.Context, left leftover) error {
+	err := m.freeOnce(ctx, left.lease)
+	if l := left.lock; l != nil && err == nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if !l.answered {
+			l.answered, l.answer = true, nil
+		}
+	}
+	if errors.Is(err, ErrLost) {
+		return nil
+	}
+	return err
+}
+
 // finish tries once more to free all that is left, and says what was not.
 func (c *cleaner) finish(ctx context.Context, m *Manager) error {
 	c.mu.Lock()
@@ -88,7 +105,7 @@ func (c *cleaner) finish(ctx context.Context, m *Manager) error {
 		if m.clock.now() >= left.giveUp {
 			continue
 		}
-		if err := m.freeOnce(ctx, left.lease); err != nil {
+		if err := m.clean(ctx, left); err != nil {
 			errs = append(errs, fmt.Errorf("withdraw from %q: %w", left.lease.Key, err))
 		}
 	}
@@ -103,10 +120,11 @@ func (m *Manager) withdraw(ctx context.Context, req *driver.Request) error {
 	defer cancel()
 	lease := driver.Lease{Key: req.Key, Owner: req.Owner, Mode: req.Mode}
 	err := m.freeOnce(ctx, lease)
-	if err == nil {
+	if err == nil || errors.Is(err, ErrLost) {
 		return nil
 	}
 	m.observe(Event{Kind: EventStoreError, Op: "withdraw", Key: req.Key, Err: err})
-	m.cleanLater(lease, m.clock.now()+max(req.TTL, 2*m.props.LivenessWindow)+m.cfg.CallTimeout)
+	giveUp := m.clock.now() + max(req.TTL, 2*m.props.LivenessWindow) + m.cfg.CallTimeout
+	m.cleanLater(leftover{lease: lease, giveUp: giveUp})
 	return fmt.Errorf("%w: withdrawal: %w", ErrIndeterminate, err)
 }

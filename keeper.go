@@ -159,10 +159,10 @@ func (k *keeper) lose(g *grant, reason LostReason, cause error) {
 	}
 	switch {
 	case reason == ReasonMaxHold:
-		m.cleanLater(g.lease, now+g.lease.TTL)
+		m.cleanLater(leftover{lease: g.lease, giveUp: now + g.lease.TTL})
 	case reason == ReasonExpired && m.props.SessionLeases:
 		// The store would keep it for as long as the session lives.
-		m.cleanLater(g.lease, now+m.cfg.CallTimeout*10)
+		m.cleanLater(leftover{lease: g.lease, giveUp: now + 10*m.cfg.CallTimeout})
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -337,15 +339,14 @@ func (m *Manager) close(ctx context.Context) error {
 		return ErrClosed
 	}
 	m.closed = true
-	leases := make([]driver.Lease, 0, len(m.grants))
-	for _, g := range m.grants {
-		leases = append(leases, g.lease)
+	held := slices.Collect(maps.Values(m.grants))
+	for _, g := range held {
 		m.keeper.lose(g, ReasonClosed, ErrClosed)
 	}
 	m.mu.Unlock()
 	m.cancel(ErrClosed)
 
-	errs := m.releaseAll(ctx, leases)
+	errs := m.releaseAll(ctx, held)
 	// The calls under way withdraw what they have left in the store.
 	ended := make(chan struct{})
 	go func() {
@@ -362,28 +363,33 @@ func (m *Manager) close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// releaseAll releases leases, a few at a time.
-func (m *Manager) releaseAll(ctx context.Context, leases []driver.Lease) []error {
+// releaseAll releases grants whose handles have ended, a few at a time.
+func (m *Manager) releaseAll(ctx context.Context, grants []*grant) []error {
 	var (
 		mu   sync.Mutex
 		errs []error
 		wg   sync.WaitGroup
-		next = make(chan driver.Lease)
+		next = make(chan *grant)
 	)
-	for range min(maxCalls, len(leases)) {
+	for range min(maxCalls, len(grants)) {
 		wg.Go(func() {
-			for lease := range next {
-				err := m.freeOnce(ctx, lease)
-				if err != nil {
+			for g := range next {
+				m.mu.Lock()
+				err := m.keeper.join(ctx, g)
+				m.mu.Unlock()
+				if err == nil {
+					err = m.freeOnce(ctx, g.lease)
+				}
+				if err != nil && !errors.Is(err, ErrLost) {
 					mu.Lock()
-					errs = append(errs, fmt.Errorf("release %q: %w", lease.Key, err))
+					errs = append(errs, fmt.Errorf("release %q: %w", g.key, err))
 					mu.Unlock()
 				}
 			}
 		})
 	}
-	for _, lease := range leases {
-		next <- lease
+	for _, g := range grants {
+		next <- g
 	}
 	close(next)
 	wg.Wait()
@@ -391,13 +397,9 @@ func (m *Manager) releaseAll(ctx context.Context, leases []driver.Lease) []error
 }
 
 // freeOnce asks the store once to release a lease, whatever the state of the
-// manager. A lease that is not there any more is no error.
+// manager.
 func (m *Manager) freeOnce(ctx context.Context, lease driver.Lease) error {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.CallTimeout)
 	defer cancel()
-	err := guard(ctx, m.props.Name, func(ctx context.Context) error { return m.backend.Release(ctx, lease) })
-	if errors.Is(err, ErrLost) {
-		return nil
-	}
-	return err
+	return guard(ctx, m.props.Name, func(ctx context.Context) error { return m.backend.Release(ctx, lease) })
 }

@@ -175,9 +175,9 @@ func (m *Manager) free(ctx context.Context, l *Lock) error {
 		return err
 	}
 	m.mu.Lock()
-	l.doubtful = doubtful
+	l.doubtful = true // from here on the cleaner may release it
 	m.mu.Unlock()
-	m.cleanLater(lease, deadline+driftMargin(lease.TTL))
+	m.cleanLater(leftover{lease: lease, giveUp: deadline + driftMargin(lease.TTL), lock: l})
 	if doubtful {
 		return fmt.Errorf("%w: %w", ErrIndeterminate, err)
 	}
