@@ -1,9 +1,26 @@
 module github.com/go-dlm/dlm/cmd/dlm
 
-go 1.26
+go 1.26.0
 
-require github.com/go-dlm/dlm v0.0.0
-require github.com/go-dlm/dlm/backends/sqlitelock v0.0.0
+require (
+	github.com/creack/pty v1.1.24
+	github.com/go-dlm/dlm v0.0.0
+	github.com/go-dlm/dlm/backends/sqlitelock v0.0.0
+	github.com/spf13/cobra v1.10.2
+	golang.org/x/sys v0.49.0
+	modernc.org/sqlite v1.62.0
+)
+
+require (
+	github.com/dustin/go-humanize v1.1.0 // indirect
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
+	github.com/spf13/pflag v1.0.9 // indirect
+	modernc.org/libc v1.80.1 // indirect
+	modernc.org/mathutil v1.7.1 // indirect
+	modernc.org/memory v1.12.1 // indirect
+)
 
 replace github.com/go-dlm/dlm => ../..
+
 replace github.com/go-dlm/dlm/backends/sqlitelock => ../../backends/sqlitelock

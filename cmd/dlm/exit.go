@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-dlm/dlm"
+)
+
+// The exit codes of dlm itself. They are those of sysexits.h where it has one;
+// 79 is the first that it leaves free.
+const (
+	exitNothing     = 1   // nothing was there to be done
+	exitUsage       = 64  // EX_USAGE
+	exitStore       = 69  // EX_UNAVAILABLE
+	exitInternal    = 70  // EX_SOFTWARE
+	exitNotAcquired = 75  // EX_TEMPFAIL
+	exitLost        = 79  //
+	exitCannotRun   = 126 // as shells do
+	exitNotFound    = 127 // as shells do
+	exitSignal      = 128 // plus the signal's number
+)
+
+const exitHelp = `Exit codes of dlm itself:
+   64  the command line, or an environment variable, is wrong
+   69  the store cannot be reached or used
+   70  something failed that should not
+   75  the lock was not acquired: it is held, or the wait is over
+   79  the lock was lost while the command ran, or could not be renewed in
+       time; the command was stopped
+  126  the command cannot be executed
+  127  the command was not found
+  128+n  dlm was ended by signal n before the command was started
+Every code of dlm itself but the last comes with a line on standard error that
+begins with "dlm: ".`
+
+// exitError ends the process with a code, after a message if there is one.
+type exitError struct {
+	code int
+	err  error // nil if all has been said
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+func exitWith(code int, format string, args ...any) *exitError {
+	return &exitError{code: code, err: fmt.Errorf(format, args...)}
+}
+
+// usageError says what is wrong with the command line.
+func usageError(format string, args ...any) *exitError { return exitWith(exitUsage, format, args...) }
+
+// codeOf is the exit code for an error of the library.
+func codeOf(err error) int {
+	var sig signalError
+	var limit *dlm.LimitError
+	switch {
+	case errors.As(err, &sig):
+		return exitSignal + int(sig.sig)
+	case errors.Is(err, dlm.ErrHeld):
+		return exitNotAcquired
+	case errors.Is(err, errors.ErrUnsupported), errors.As(err, &limit):
+		return exitUsage
+	case errors.Is(err, dlm.ErrInvalid) && !errors.Is(err, dlm.ErrNotApplied):
+		// With ErrNotApplied the store says it, of its own state.
+		return exitUsage
+	case errors.Is(err, dlm.ErrLost):
+		return exitLost
+	}
+	return exitStore
+}
+
+// classify gives an error of the library its exit code.
+func classify(err error) error {
+	if err == nil || errors.As(err, new(*exitError)) {
+		return err
+	}
+	code := codeOf(err)
+	switch {
+	case code != exitStore:
+	case errors.Is(err, context.DeadlineExceeded):
+		err = fmt.Errorf("no answer from the store in time: %w", err)
+	default:
+		err = fmt.Errorf("the store cannot be used: %w", err)
+	}
+	return &exitError{code: code, err: err}
+}

@@ -1,0 +1,262 @@
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-dlm/dlm/driver"
+)
+
+// client is one backend of a case. Its methods bound every call by time, and
+// fill in what a request leaves open: a long TTL and limit 1.
+type client struct {
+	env     *env
+	inner   driver.Backend // as the harness opened it
+	backend driver.Backend // recorded and guarded
+	killed  bool
+}
+
+func (cl *client) acquire(req driver.Request) (driver.Lease, error) {
+	if req.TTL == 0 {
+		req.TTL = cl.env.long
+	}
+	if req.Limit == 0 {
+		req.Limit = 1
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), cl.env.patience)
+	defer cancel()
+	return cl.backend.Acquire(ctx, req)
+}
+
+// grant is acquire that must succeed.
+func (cl *client) grant(req driver.Request) driver.Lease {
+	lease, err := cl.acquire(req)
+	if err != nil {
+		cl.env.fatalf("%q was not granted to %q: %w", req.Key, req.Owner, err)
+	}
+	return lease
+}
+
+// refuse is acquire that must be refused.
+func (cl *client) refuse(req driver.Request) *driver.HeldError {
+	lease, err := cl.acquire(req)
+	held, ok := errors.AsType[*driver.HeldError](err)
+	switch {
+	case err == nil:
+		cl.env.fatalf("%q was granted to %q (token %d), but should have been refused", req.Key, req.Owner, lease.Token)
+	case !ok:
+		cl.env.fatalf("the refusal of %q to %q is no HeldError: %w", req.Key, req.Owner, err)
+	case !errors.Is(err, driver.ErrHeld):
+		cl.env.fatalf("the refusal of %q to %q does not match ErrHeld: %w", req.Key, req.Owner, err)
+	}
+	return held
+}
+
+// enqueue is refuse that leaves a ticket.
+func (cl *client) enqueue(req driver.Request) *driver.HeldError {
+	req.Enqueue = true
+	return cl.refuse(req)
+}
+
+// wait repeats a request until it is granted, as often as a live waiter must
+// to keep its ticket.
+func (cl *client) wait(req driver.Request) driver.Lease {
+	lease, ok := cl.waitFor(req, cl.env.patience)
+	if !ok {
+		cl.env.fatalf("%q was not granted to %q within %v", req.Key, req.Owner, cl.env.patience)
+	}
+	return lease
+}
+
+// waitFor is wait for a limited time.
+func (cl *client) waitFor(req driver.Request, limit time.Duration) (driver.Lease, bool) {
+	req.Enqueue = true
+	pause := 5 * time.Millisecond
+	if w := cl.env.props.LivenessWindow; w > 0 {
+		pause = min(pause, w/8)
+	}
+	for start := time.Now(); ; time.Sleep(pause) {
+		lease, err := cl.acquire(req)
+		if err == nil {
+			return lease, true
+		}
+		if !errors.Is(err, driver.ErrHeld) {
+			cl.env.fatalf("%q could not wait for %q: %w", req.Owner, req.Key, err)
+		}
+		if time.Since(start) > limit || cl.env.ctx.Err() != nil {
+			return lease, false
+		}
+	}
+}
+
+// extend renews one grant.
+func (cl *client) extend(lease driver.Lease, ttl time.Duration) (driver.Lease, error) {
+	lease.TTL = ttl
+	batch := []driver.Renewal{{Lease: lease}}
+	cl.extendAll(batch)
+	return batch[0].Lease, batch[0].Err
+}
+
+func (cl *client) extendAll(batch []driver.Renewal) {
+	ctx, cancel := context.WithTimeout(context.Background(), cl.env.patience)
+	defer cancel()
+	cl.backend.Extend(ctx, batch)
+}
+
+func (cl *client) mustExtend(lease driver.Lease, ttl time.Duration) driver.Lease {
+	renewed, err := cl.extend(lease, ttl)
+	if err != nil {
+		cl.env.fatalf("%q was not renewed for %q: %w", lease.Key, lease.Owner, err)
+	}
+	return renewed
+}
+
+func (cl *client) release(lease driver.Lease) error {
+	ctx, cancel := context.WithTimeout(context.Background(), cl.env.patience)
+	defer cancel()
+	return cl.backend.Release(ctx, lease)
+}
+
+func (cl *client) mustRelease(lease driver.Lease) {
+	if err := cl.release(lease); err != nil {
+		cl.env.fatalf("%q was not released by %q: %w", lease.Key, lease.Owner, err)
+	}
+}
+
+// withdraw gives up whatever the owner has on the key.
+func (cl *client) withdraw(key, owner string) {
+	if err := cl.release(driver.Lease{Key: key, Owner: owner}); err != nil {
+		cl.env.fatalf("%q could not withdraw from %q: %w", owner, key, err)
+	}
+}
+
+// die ends the client as the death of its process would.
+func (cl *client) die() {
+	e := cl.env
+	if e.h.Kill == nil {
+		if e.props.SessionLeases || e.props.LivenessWindow == 0 {
+			e.fatalf("Harness.Kill is required for a backend with sessions")
+		}
+		return
+	}
+	e.h.Kill(e.t, cl.inner)
+	cl.killed = true
+}
+
+// expired returns the moment at which the store must have ended a grant that
+// was asked for before start, if its owner is dead.
+func expired(granted time.Time, ttl time.Duration) time.Time {
+	return granted.Add(ttl + ttl/20 + 2*time.Millisecond)
+}
+
+// wantLost checks that an error reports a loss, with one of the reasons.
+func (e *env) wantLost(err error, what string, reasons ...driver.LostReason) {
+	lost, ok := errors.AsType[*driver.LostError](err)
+	switch {
+	case err == nil:
+		e.fatalf("%s succeeded, want a LostError", what)
+	case !ok || !errors.Is(err, driver.ErrLost):
+		e.fatalf("%s: %w, want a LostError that matches ErrLost", what, err)
+	}
+	for _, reason := range reasons {
+		if lost.Reason == reason {
+			return
+		}
+	}
+	if len(reasons) > 0 {
+		e.fatalf("%s: reason is %q, want %q", what, lost.Reason, reasons)
+	}
+}
+
+// inspect reads one key. It returns false if the backend cannot.
+func (cl *client) inspect(key string) (driver.KeyInfo, bool) {
+	in, ok := driver.As[driver.Inspector](cl.backend)
+	if !ok {
+		return driver.KeyInfo{}, false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), cl.env.patience)
+	defer cancel()
+	info, err := in.Inspect(ctx, key)
+	if err != nil {
+		cl.env.fatalf("inspect %q: %w", key, err)
+	}
+	return info, true
+}
+
+// errStuck is the answer of a call that did not return after its context had
+// ended.
+var errStuck = errors.New("drivertest: the call did not return though its context had ended")
+
+// guard returns b with a watch on every call: one that does not return soon
+// after its context has ended is left behind, and answers errStuck.
+func (e *env) guard(b driver.Backend) driver.Backend {
+	return Intercept(b, Hooks{
+		Acquire: func(ctx context.Context, req driver.Request) (lease driver.Lease, err error) {
+			type answer struct {
+				lease driver.Lease
+				err   error
+			}
+			a, ok := watch(ctx, func() answer {
+				l, err := b.Acquire(ctx, req)
+				return answer{l, err}
+			})
+			if !ok {
+				return driver.Lease{}, e.stuck("Acquire")
+			}
+			return a.lease, a.err
+		},
+		Extend: func(ctx context.Context, batch []driver.Renewal) {
+			sent := append([]driver.Renewal(nil), batch...)
+			_, ok := watch(ctx, func() struct{} {
+				b.Extend(ctx, sent)
+				return struct{}{}
+			})
+			if ok {
+				copy(batch, sent)
+				return
+			}
+			err := e.stuck("Extend")
+			for i := range batch {
+				batch[i].Err = err
+			}
+		},
+		Release: func(ctx context.Context, lease driver.Lease) error {
+			err, ok := watch(ctx, func() error { return b.Release(ctx, lease) })
+			if !ok {
+				return e.stuck("Release")
+			}
+			return err
+		},
+		Listen: func(ctx context.Context, manager string, handle func(driver.Event)) error {
+			n, _ := driver.As[driver.Notifier](b)
+			err, ok := watch(ctx, func() error { return n.Listen(ctx, manager, handle) })
+			if !ok {
+				return e.stuck("Listen")
+			}
+			return err
+		},
+	})
+}
+
+func (e *env) stuck(call string) error {
+	err := fmt.Errorf("%s: %w", call, errStuck)
+	e.history.mu.Lock()
+	defer e.history.mu.Unlock()
+	e.history.errorf("%w", err)
+	return err
+}
+
+// watch runs call in a goroutine, and gives up on it some time after the
+// context has ended.
+func watch[T any](ctx context.Context, call func() T) (answer T, ok bool) {
+	done := make(chan T, 1)
+	go func() { done <- call() }()
+	select {
+	case answer = <-done:
+		return answer, true
+	case <-ctx.Done():
+	}
+	return awaitFor(done, soon)
+}

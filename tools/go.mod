@@ -1,0 +1,43 @@
+// The linters, pinned. This module lies outside go.work, so that their
+// requirements stay away from everybody else's.
+module github.com/go-dlm/dlm/tools
+
+go 1.26.0
+
+tool (
+	github.com/mgechev/revive
+	honnef.co/go/tools/cmd/staticcheck
+	mvdan.cc/gofumpt
+)
+
+require (
+	codeberg.org/polyfloyd/go-errorlint v1.9.0
+	github.com/ldez/usetesting v0.5.0
+	github.com/maratori/testableexamples v1.0.1
+	github.com/sonatard/noctx v0.5.1
+	go.augendre.info/fatcontext v0.10.1
+	golang.org/x/tools v0.51.0
+)
+
+require (
+	codeberg.org/chavacava/garif v0.2.0 // indirect
+	github.com/BurntSushi/toml v1.6.0 // indirect
+	github.com/fatih/color v1.18.0 // indirect
+	github.com/fatih/structtag v1.2.0 // indirect
+	github.com/gostaticanalysis/analysisutil v0.7.1 // indirect
+	github.com/gostaticanalysis/comment v1.5.0 // indirect
+	github.com/hashicorp/go-version v1.8.0 // indirect
+	github.com/mattn/go-colorable v0.1.14 // indirect
+	github.com/mattn/go-isatty v0.0.20 // indirect
+	github.com/mgechev/dots v1.0.0 // indirect
+	github.com/mgechev/revive v1.15.0 // indirect
+	github.com/spf13/afero v1.15.0 // indirect
+	golang.org/x/exp/typeparams v0.0.0-20231108232855-2478ac86f678 // indirect
+	golang.org/x/mod v0.41.0 // indirect
+	golang.org/x/sync v0.23.0 // indirect
+	golang.org/x/sys v0.48.0 // indirect
+	golang.org/x/text v0.34.0 // indirect
+	golang.org/x/tools/go/packages/packagestest v0.1.1-deprecated // indirect
+	honnef.co/go/tools v0.8.2 // indirect
+	mvdan.cc/gofumpt v0.12.0 // indirect
+)
