@@ -297,6 +297,7 @@ func (a *acquisition) grant(lease *driver.Lease, deadline, start instant) *grant
 		m: m, key: a.req.Key, value: a.req.Owner, token: lease.Token, mode: a.req.Mode, limit: a.req.Limit,
 		lease: *lease, deadline: deadline, maxEnd: forever, slot: -1,
 	}
+	g.lease.Age = 0 // it is in the deadline
 	if a.maxHold > 0 {
 		g.maxEnd = m.clock.now() + a.maxHold
 	}

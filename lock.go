@@ -225,7 +225,8 @@ func (l *Lock) Context(parent context.Context) context.Context {
 }
 
 // Extend renews the lock: it then runs for at least ttl from now. It never
-// shortens the lock. Later automatic renewals use the new TTL.
+// shortens the lock. If ttl is longer than the TTL until now, later automatic
+// renewals use it, too.
 //
 // If the lock is no longer held, the error matches [ErrLost] or [ErrReleased].
 // If the store did not answer, it matches [ErrIndeterminate]; the lock is still

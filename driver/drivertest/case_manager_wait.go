@@ -172,7 +172,9 @@ func handOverIsPrompt(e *env) {
 	// With wake-ups, a turn takes no more than messages do; without, a poll
 	// interval. In between lies what a busy machine may add.
 	limit := turns * 2 * poll
-	if notified {
+	if notified && e.h.exact {
+		limit = 0
+	} else if notified {
 		limit = turns * 100 * time.Millisecond
 	}
 	if took > limit {

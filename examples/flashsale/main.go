@@ -35,7 +35,7 @@ const (
 	// ttl is how long the others wait if a process dies in a purchase.
 	ttl = 10 * time.Second
 	// counters is how many buyers a process serves at a time.
-	counters = 4
+	counters = 8
 	// patience bounds what is left to do when the context has ended.
 	patience = 5 * time.Second
 	// seller is the argument that makes the program one of its processes.
@@ -121,15 +121,17 @@ type result struct {
 	tally
 }
 
-// hold starts the processes, waits for them, and looks at what they have done.
+// hold holds the sale and prints its result.
 func (s *sale) hold(ctx context.Context, asJSON bool) error {
-	start := time.Now()
-	r := result{Stock: s.stock, Buyers: s.buyers}
-	var err error
-	if r.tally, err = s.start(ctx); err != nil {
+	if !asJSON {
+		fmt.Printf("%d processes sell %d units to %d buyers\n", s.processes, s.stock, s.buyers)
+	}
+	began := time.Now()
+	tally, err := s.start(ctx)
+	if err != nil {
 		return err
 	}
-	r.Seconds = time.Since(start).Seconds()
+	r := result{Stock: s.stock, Buyers: s.buyers, Seconds: time.Since(began).Seconds(), tally: tally}
 	units, err := s.sold()
 	if err != nil {
 		return err
@@ -140,24 +142,31 @@ func (s *sale) hold(ctx context.Context, asJSON bool) error {
 			r.Doubles++
 		}
 	}
-
 	if asJSON {
-		err = json.NewEncoder(os.Stdout).Encode(r)
+		if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
+			return err
+		}
 	} else {
-		_, err = fmt.Printf("%d units, %d buyers: %d sold, %d refused, in %.1fs: %.0f purchases tried per second\n",
-			r.Stock, r.Buyers, r.Sold, r.Refused, r.Seconds, float64(r.Tried)/r.Seconds)
+		fmt.Printf("%d sold, %d refused, in %.1fs: %.0f purchases tried per second\n",
+			r.Sold, r.Refused, r.Seconds, float64(r.Tried)/r.Seconds)
 	}
+	return r.check(len(units))
+}
+
+// check fails if the sale was not right. It is told how many units are on
+// record.
+func (r *result) check(recorded int) error {
 	var faults []error
-	if want := min(s.stock, s.buyers); len(units) != want {
-		faults = append(faults, fmt.Errorf("%d units were sold, must be %d", len(units), want))
+	if want := min(r.Stock, r.Buyers); recorded != want {
+		faults = append(faults, fmt.Errorf("%d units were sold, must be %d", recorded, want))
 	}
-	if len(units) != r.Sold {
-		faults = append(faults, fmt.Errorf("%d units were sold, but the processes say %d", len(units), r.Sold))
+	if recorded != r.Sold {
+		faults = append(faults, fmt.Errorf("%d units are on record, but the processes have sold %d", recorded, r.Sold))
 	}
 	if r.Doubles > 0 {
 		faults = append(faults, fmt.Errorf("%d buyers got more than one unit", r.Doubles))
 	}
-	return errors.Join(append(faults, err)...)
+	return errors.Join(faults...)
 }
 
 // start starts the processes, waits for them, and adds up what they say.

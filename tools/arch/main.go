@@ -97,7 +97,8 @@ func check(update bool) ([]string, error) {
 		}
 		pkgs, err := m.packages()
 		if err != nil {
-			return faults, err
+			faults = append(faults, err.Error())
+			continue
 		}
 		for _, p := range pkgs {
 			if !p.DepOnly {
