@@ -14,7 +14,7 @@ import (
 // will succeed once it has gone.
 func busy(err error) bool {
 	switch code(err) {
-	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL:
+	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL:
 		return true
 	}
 	return false

@@ -18,6 +18,9 @@ import (
 // close any descriptor of a file drops the locks that this process has on it.
 var creating sync.Mutex
 
+// maxPath is the longest path that SQLite opens, less the ending of a journal.
+const maxPath = 500
+
 // prepare makes sure that the path names a file that is fit to carry locks,
 // and creates it if it is missing. It returns the path that does not depend on
 // the working directory or on links between folders.
@@ -48,6 +51,9 @@ func prepare(path string) (string, os.FileInfo, error) {
 		return "", nil, err
 	}
 	full = filepath.Join(dir, name)
+	if len(full) > maxPath {
+		return "", nil, unusable("%s: the path is longer than %d bytes", path, maxPath)
+	}
 	if err := create(full); err != nil {
 		return "", nil, err
 	}
@@ -140,6 +146,10 @@ func checkFile(path string, file os.FileInfo) error {
 // that changes meanwhile may look damaged this way, so that is found out later.
 func probe(path string, file os.FileInfo) error {
 	if file.Size() == 0 {
+		return nil
+	}
+	// With a journal beside it, the file may have to be recovered first.
+	if _, err := os.Lstat(path + "-journal"); err == nil {
 		return nil
 	}
 	connector, err := sqlite.NewConnector(dsn(path, "mode=ro&immutable=1"))

@@ -157,7 +157,7 @@ func TestFileDeletedOrReplaced(t *testing.T) {
 		t.Helper()
 		_, err := old.Acquire(t.Context(), ask("k", "a"))
 		for _, err := range []error{err, extend(old, t.Context(), l), old.Release(t.Context(), l)} {
-			if !errors.Is(err, driver.ErrInvalid) || !errors.Is(err, driver.ErrInvalid) || !contains(err, word) {
+			if !errors.Is(err, driver.ErrInvalid) || !contains(err, word) {
 				t.Fatalf("%v; want %q", err, word)
 			}
 		}
@@ -168,4 +168,34 @@ func TestFileDeletedOrReplaced(t *testing.T) {
 		t.Fatalf("token %d follows %d", next.Token, l.Token)
 	}
 	check("replaced")
+}
+
+// Whoever opens the file after a part of its log has been deleted no longer
+// sees what the others write, so these must stop.
+func TestLogDeleted(t *testing.T) {
+	t.Parallel()
+	for _, suffix := range []string{"-wal", "-shm"} {
+		t.Run(suffix, func(t *testing.T) {
+			t.Parallel()
+			path := file(t)
+			old := open(t, path, nil)
+			lease := acquire(t, old, ask("k", "a"))
+			if err := os.Remove(path + suffix); err != nil {
+				t.Fatal(err)
+			}
+			everyCall(old, t.Context(), lease, func(name string, err error) {
+				if !errors.Is(err, driver.ErrInvalid) || !contains(err, suffix+" has been removed") {
+					t.Errorf("%s: %v", name, err)
+				}
+			})
+			if err := os.WriteFile(path+suffix, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			everyCall(old, t.Context(), lease, func(name string, err error) {
+				if !errors.Is(err, driver.ErrInvalid) || !contains(err, suffix+" has been replaced") {
+					t.Errorf("%s: %v", name, err)
+				}
+			})
+		})
+	}
 }

@@ -94,10 +94,13 @@ func (b *Backend) setup(ctx context.Context, s *session) error {
 		_, err := s.row("SELECT boot FROM meta", nil, &boot)
 		return err
 	})
-	if err != nil || boot == b.clock.boot {
+	if err == nil && boot != b.clock.boot {
+		err = b.patiently(ctx, func() error { return s.durably(func() error { return b.rebase(s) }) })
+	}
+	if err != nil {
 		return err
 	}
-	return b.patiently(ctx, func() error { return s.durably(func() error { return b.rebase(s) }) })
+	return b.checkFiles(s)
 }
 
 // create makes the tables if the file is new.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 )
 
@@ -19,6 +20,9 @@ var background = context.Background()
 type session struct {
 	conn  *sql.Conn
 	stmts map[string]*sql.Stmt
+	// log are the two files beside the database, as they were when this
+	// connection opened them. They stay for as long as it is open.
+	log []os.FileInfo
 	// bad says that a statement failed in a way that leaves the connection in
 	// doubt. Its lane then replaces it.
 	bad bool

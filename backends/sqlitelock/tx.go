@@ -248,13 +248,26 @@ func (b *Backend) load(t *tx) (err error) {
 	case boot != b.clock.boot:
 		return unusable("%s has been taken over by another machine, or by another boot of this one", b.path)
 	}
-	now, err := os.Stat(b.path)
-	if err != nil {
-		return unusable("%s has been removed while it was in use: %w", b.path, err)
+	return b.checkFiles(t.s)
+}
+
+// checkFiles makes sure that the file and its log are still those that the
+// session has open. Whoever opens the file anew after one of them has been
+// deleted does not see what we write, nor we him.
+func (b *Backend) checkFiles(s *session) error {
+	known := append([]os.FileInfo{b.file}, s.log...)
+	for i, suffix := range []string{"", "-wal", "-shm"} {
+		now, err := os.Stat(b.path + suffix)
+		switch {
+		case err != nil:
+			return unusable("%s has been removed while it was in use: %w", b.path+suffix, err)
+		case i >= len(known):
+			known = append(known, now)
+		case !os.SameFile(now, known[i]):
+			return unusable("%s has been replaced while it was in use", b.path+suffix)
+		}
 	}
-	if !os.SameFile(now, b.file) {
-		return unusable("%s has been replaced while it was in use", b.path)
-	}
+	s.log = known[1:]
 	return nil
 }
 

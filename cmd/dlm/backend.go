@@ -75,6 +75,9 @@ func parseBackend(text string, env func(string) (string, bool)) (opener, error) 
 	s, ok := schemes[u.Scheme]
 	if !ok {
 		known := slices.Sorted(maps.Keys(schemes))
+		if len(known) == 0 {
+			return nil, errors.New("no kind of store was built in")
+		}
 		return nil, fmt.Errorf("unknown kind of store %q, must be one of: %s", u.Scheme, strings.Join(known, ", "))
 	}
 	return s.parse(u, env)

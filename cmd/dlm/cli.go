@@ -34,7 +34,7 @@ func NewMain() *Main {
 func (m *Main) Run(ctx context.Context, args []string) int {
 	a := &app{Main: m}
 	root := a.root()
-	root.SetArgs(args)
+	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
 	root.SetOut(m.Out)
 	root.SetErr(m.Err)
 	err := root.ExecuteContext(ctx)

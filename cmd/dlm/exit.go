@@ -23,17 +23,16 @@ const (
 )
 
 const exitHelp = `Exit codes of dlm itself:
-   64  the command line, or an environment variable, is wrong
-   69  the store cannot be reached or used
-   70  something failed that should not
-   75  the lock was not acquired: it is held, or the wait is over
-   79  the lock was lost while the command ran, or could not be renewed in
-       time; the command was stopped
-  126  the command cannot be executed
-  127  the command was not found
-  128+n  dlm was ended by signal n before the command was started
-Every code of dlm itself but the last comes with a line on standard error that
-begins with "dlm: ".`
+  64     the command line, or a variable of the environment, is wrong
+  69     the store cannot be reached or used
+  70     something failed that should not, such as the supervision of a command
+  75     the lock was not acquired: it is held, or the wait is over
+  79     the lock was lost while the command ran, or could not be renewed in
+         time; the command was stopped
+  126    the command cannot be executed
+  127    the command was not found
+  128+n  dlm was ended by signal n
+With each of them comes a line on standard error that begins with "dlm: ".`
 
 // exitError ends the process with a code, after a message if there is one.
 type exitError struct {

@@ -184,6 +184,16 @@ func get(t testing.TB, store, key string) lockJSON {
 	return info
 }
 
+// isMessage says whether all of stderr is messages of dlm, and has the text.
+func isMessage(stderr, text string) bool {
+	for line := range strings.Lines(stderr) {
+		if !strings.HasPrefix(line, "dlm: ") || !strings.HasSuffix(line, "\n") {
+			return false
+		}
+	}
+	return strings.Contains(stderr, text)
+}
+
 // holder is a dlm that holds a key until it is told to end.
 type holder struct {
 	*process
@@ -225,6 +235,16 @@ func (h *holder) let() {
 	h.t.Helper()
 	h.signal(syscall.SIGUSR1)
 	h.expect(0)
+}
+
+// eventually waits for a condition of which no event tells.
+func eventually(t testing.TB, condition func() bool) {
+	t.Helper()
+	for began := time.Now(); !condition(); time.Sleep(time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatal("waited for a minute")
+		}
+	}
 }
 
 // within fails the test if the time since began is over.

@@ -58,7 +58,7 @@ when the time between the two signals above has passed. Start services through
 the service manager, not through the command.
 
 ` + exitHelp + `
-COMMAND may use the same codes; the message tells them apart.
+COMMAND may use the same codes; the line tells them apart.
 
 Environment: DLM_BACKEND, DLM_TTL, DLM_WAIT and DLM_GRACE stand for the flags of
 these names where a flag is not given.`,

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -70,16 +72,6 @@ func TestRunCannotStart(t *testing.T) {
 	if info := get(t, store, "k"); len(info.Holders) > 0 {
 		t.Errorf("still held: %+v", info)
 	}
-}
-
-// isMessage says whether all of stderr is messages of dlm, and has the text.
-func isMessage(stderr, text string) bool {
-	for line := range strings.Lines(stderr) {
-		if !strings.HasPrefix(line, "dlm: ") || !strings.HasSuffix(line, "\n") {
-			return false
-		}
-	}
-	return strings.Contains(stderr, text)
 }
 
 func TestRunNotAcquired(t *testing.T) {
@@ -338,20 +330,13 @@ func TestRunStopAndContinue(t *testing.T) {
 // awaitState waits until a process is in a state, see proc(5).
 func awaitState(t testing.TB, pid int, want byte) {
 	t.Helper()
-	for {
+	eventually(t, func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if fields := stat[bytes.LastIndexByte(stat, ')')+2:]; fields[0] == want {
-			return
-		}
-		select {
-		case <-t.Context().Done():
-			t.Fatal("the test is over")
-		case <-time.After(time.Millisecond):
-		}
-	}
+		return stat[bytes.LastIndexByte(stat, ')')+2] == want
+	})
 }
 
 func TestRunSignalWhileWaiting(t *testing.T) {
@@ -408,23 +393,16 @@ func TestRunSignalWhileStoreHangs(t *testing.T) {
 // awaitOpen waits until a process has opened a file.
 func awaitOpen(t testing.TB, pid int, path string) {
 	t.Helper()
-	for {
+	eventually(t, func() bool {
 		links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if slices.ContainsFunc(links, func(link string) bool {
+		return slices.ContainsFunc(links, func(link string) bool {
 			target, err := os.Readlink(link)
 			return err == nil && target == path
-		}) {
-			return
-		}
-		select {
-		case <-t.Context().Done():
-			t.Fatal("the test is over")
-		case <-time.After(time.Millisecond):
-		}
-	}
+		})
+	})
 }
 
 // What the command leaves behind is gone before the lock is free.

@@ -56,7 +56,7 @@ func propertiesMakeSense(e *env) {
 func closedBackendRefuses(e *env) {
 	cl, other := e.open(), e.open()
 	lease := cl.grant(driver.Request{Key: "k", Owner: "a"})
-	other.mustRelease(lease)
+	cl.mustRelease(lease)
 	for range 2 {
 		if err := cl.backend.Close(); err != nil {
 			e.fatalf("Close: %w", err)

@@ -122,7 +122,7 @@ func renewalKeepsTheLock(e *env) {
 	if l.TTL < ttl || l.Token < 1 {
 		e.fatalf("the lock has TTL %v and token %d", l.TTL, l.Token)
 	}
-	if info, ok := e.open().inspect("k"); ok && (len(info.Holders) != 1 || info.Holders[0].Token != l.Token || info.Holders[0].TTL != l.TTL) {
+	if info, ok := e.open().inspect("k"); ok && (len(info.Holders) != 1 || info.Holders[0].Token != l.Token || info.Holders[0].TTL != l.TTL && !e.props.SessionLeases) {
 		e.fatalf("after several renewals the holders are %+v, want token %d and TTL %v", info.Holders, l.Token, l.TTL)
 	}
 	a.unlock(l)
@@ -178,6 +178,9 @@ func lossComesAtTheDeadline(e *env) {
 	await(e, ctx.Done(), "the end of the lock's context")
 	if !errors.Is(context.Cause(ctx), dlm.ErrLost) {
 		e.fatalf("the cause of the lock's context is %v, want ErrLost", context.Cause(ctx))
+	}
+	if e.props.SessionLeases {
+		heal() // the session lives on, so the manager has to release the key
 	}
 	if next == nil {
 		next = await(e, successor, "the grant of the successor")
@@ -265,8 +268,23 @@ func failedRenewalIsNoLoss(e *env) {
 func stolenLockIsLost(e *env) {
 	m, thief := e.manage(renewing()), e.open()
 	ttl := e.renewed()
+	forcer, hasForcer := driver.As[driver.Forcer](thief.backend)
 	steal := func(l *dlm.Lock) {
-		thief.mustRelease(driver.Lease{Key: l.Key, Owner: l.Value, Token: l.Token})
+		if !e.props.SessionLeases {
+			thief.mustRelease(driver.Lease{Key: l.Key, Owner: l.Value, Token: l.Token})
+			return
+		}
+		if _, err := forcer.ForceRelease(e.within(e.patience), l.Key, l.Token); err != nil {
+			e.fatalf("ForceRelease: %w", err)
+		}
+	}
+	if e.props.SessionLeases && !hasForcer {
+		// Nobody but its own client can take a grant away, or the store, when
+		// it ends the session.
+		l := m.lock("session", ttl)
+		m.client.die()
+		e.isLost(l, dlm.ReasonGone, dlm.ReasonSession, dlm.ReasonExpired)
+		return
 	}
 	gone := m.lock("gone", ttl)
 	steal(gone)
@@ -278,7 +296,11 @@ func stolenLockIsLost(e *env) {
 	taken := m.lock("taken", ttl)
 	steal(taken)
 	next := thief.grant(driver.Request{Key: "taken", Owner: "thief"})
-	e.isLost(taken, dlm.ReasonTaken)
+	reasons := []dlm.LostReason{dlm.ReasonTaken}
+	if e.props.SessionLeases {
+		reasons = append(reasons, dlm.ReasonGone) // told before it was taken
+	}
+	e.isLost(taken, reasons...)
 	if err := m.ReleaseLock(e.within(e.patience), taken); !errors.Is(err, dlm.ErrLost) {
 		e.fatalf("ReleaseLock of a lost lock: %v, want ErrLost", err)
 	}
@@ -293,7 +315,7 @@ func stolenLockIsLost(e *env) {
 		e.fatalf("ReleaseLock of a lock that was removed: %v, want ErrLost", err)
 	}
 
-	if _, ok := driver.As[driver.Forcer](thief.backend); !ok {
+	if !hasForcer {
 		return
 	}
 	forced := m.lock("forced", ttl)

@@ -115,9 +115,8 @@ func strangersCannotTouchAGrant(e *env) {
 	b.withdraw("k", "b")
 	b.refuse(driver.Request{Key: "k", Owner: "c"})
 	a.mustExtend(lease, e.long)
-	// Owner and token suffice, whatever the client.
-	b.mustRelease(lease)
-	b.mustRelease(elsewhere)
+	a.mustRelease(lease)
+	a.mustRelease(elsewhere)
 }
 
 func secondReleaseIsTold(e *env) {

@@ -112,7 +112,7 @@ func refusalTellsTheState(e *env) {
 		if held.Holder != lease.Owner || held.Token != lease.Token {
 			e.fatalf("the refusal names %q (token %d), the holder is %q (token %d)", held.Holder, held.Token, lease.Owner, lease.Token)
 		}
-		if held.Remaining > lease.TTL {
+		if held.Remaining > lease.TTL && !e.props.SessionLeases {
 			e.fatalf("%v remain of a TTL of %v", held.Remaining, lease.TTL)
 		}
 		e.wantPosition(held, position)

@@ -12,10 +12,11 @@ import (
 // client is one backend of a case. Its methods bound every call by time, and
 // fill in what a request leaves open: a long TTL and limit 1.
 type client struct {
-	env     *env
-	inner   driver.Backend // as the harness opened it
-	backend driver.Backend // recorded and guarded
-	killed  bool
+	env      *env
+	inner    driver.Backend // as the harness opened it
+	backend  driver.Backend // recorded and guarded
+	recorder *recorder
+	killed   bool
 }
 
 func (cl *client) acquire(req driver.Request) (driver.Lease, error) {
@@ -141,6 +142,7 @@ func (cl *client) die() {
 		}
 		return
 	}
+	cl.recorder.sessionEnds()
 	e.h.Kill(e.t, cl.inner)
 	cl.killed = true
 }

@@ -62,19 +62,23 @@ func newEnv(t testing.TB, h *Harness) *env {
 
 // fatalf ends the case, or one goroutine of it, with an error.
 func (e *env) fatalf(format string, args ...any) {
-	err := fmt.Errorf(format, args...)
-	for skip := 1; ; skip++ {
-		// The line of the case says more than that of a helper.
-		_, file, line, ok := runtime.Caller(skip)
-		if !ok {
-			break
+	panic(failure{fmt.Errorf("%s%w", caseLine(), fmt.Errorf(format, args...))})
+}
+
+// caseLine says which line of which case is being run.
+func caseLine() string {
+	pcs := make([]uintptr, 50)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
+	line := ""
+	for {
+		frame, more := frames.Next()
+		if name := filepath.Base(frame.File); strings.HasPrefix(name, "case_") {
+			line = fmt.Sprintf("%s:%d: ", name, frame.Line)
 		}
-		if name := filepath.Base(file); strings.HasPrefix(name, "case_") {
-			err = fmt.Errorf("%s:%d: %w", name, line, err)
-			break
+		if !more {
+			return line
 		}
 	}
-	panic(failure{err})
 }
 
 // protect runs f and returns the error that ended it.
@@ -157,7 +161,8 @@ func (e *env) name(prefix string) string {
 // open returns a new client of the store.
 func (e *env) open() *client {
 	cl := &client{env: e, inner: e.h.Open(e.t)}
-	cl.backend = e.guard(e.history.record(cl.inner))
+	recorded, r := e.history.record(cl.inner)
+	cl.backend, cl.recorder = e.guard(recorded), r
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.clients = append(e.clients, cl)
@@ -168,19 +173,15 @@ func (e *env) open() *client {
 func (e *env) manage(cfg *dlm.LockConfig) *managed {
 	cl := e.open()
 	faults := NewFaults(cl.backend)
-	return e.manageOver(cfg, faults.Backend(), faults)
-}
-
-func (e *env) manageOver(cfg *dlm.LockConfig, b driver.Backend, faults *Faults) *managed {
 	newManager := e.h.newManager
 	if newManager == nil {
 		newManager = func(b driver.Backend, cfg *dlm.LockConfig) (manager, error) { return dlm.NewManager(b, cfg) }
 	}
-	m, err := newManager(b, cfg)
+	m, err := newManager(faults.Backend(), cfg)
 	if err != nil {
 		e.fatalf("NewManager: %w", err)
 	}
-	md := &managed{manager: m, env: e, faults: faults}
+	md := &managed{manager: m, env: e, client: cl, faults: faults}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.managers = append(e.managers, md)

@@ -42,6 +42,7 @@ type keyHistory struct {
 // claim is what one owner did on one key, from its first request to its last.
 type claim struct {
 	owner   string
+	by      *recorder // the client that asked
 	mode    driver.Mode
 	limit   int
 	floor   int64     // the largest token seen when it first asked
@@ -71,19 +72,38 @@ func (h *history) err() error {
 }
 
 // record returns b with its calls recorded.
-func (h *history) record(b driver.Backend) driver.Backend {
-	r := &recorder{history: h, inner: b}
-	if p := b.Properties(); p.LivenessWindow > 0 {
-		r.ticketLife = p.LivenessWindow / 4 * 3
-	}
-	return Intercept(b, Hooks{Acquire: r.acquire, Extend: r.extend, Release: r.release, Listen: r.listen, ForceRelease: r.force})
+func (h *history) record(b driver.Backend) (driver.Backend, *recorder) {
+	r := &recorder{history: h, inner: b, session: b.Properties().SessionLeases}
+	return Intercept(b, Hooks{
+		Acquire: r.acquire, Extend: r.extend, Release: r.release, Listen: r.listen, ForceRelease: r.force,
+		Close: func() error {
+			r.sessionEnds()
+			return b.Close()
+		},
+	}), r
 }
 
 // recorder records the calls to one backend.
 type recorder struct {
 	*history
-	inner      driver.Backend
-	ticketLife time.Duration
+	inner   driver.Backend
+	session bool // grants end with the client
+}
+
+// sessionEnds notes that the client's session, if it has one, is about to end.
+func (r *recorder) sessionEnds() {
+	if !r.session {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, k := range r.keys {
+		for _, c := range k.claims {
+			if c.by == r && !c.gone {
+				c.ended, c.unsure = true, true
+			}
+		}
+	}
 }
 
 func (h *history) key(key string) *keyHistory {
@@ -120,8 +140,9 @@ func (c *claim) valid(now time.Time) bool {
 	return c.token != 0 && !c.ended && !c.forced && c.until.After(now)
 }
 
-func (c *claim) add(k *keyHistory) *claim {
-	c.floor = k.newest
+// claim begins a new claim.
+func (r *recorder) claim(k *keyHistory, req driver.Request) *claim {
+	c := &claim{owner: req.Owner, by: r, mode: req.Mode, limit: req.Limit, floor: k.newest}
 	k.claims = append(k.claims, c)
 	return c
 }
@@ -186,7 +207,7 @@ func (r *recorder) acquire(ctx context.Context, req driver.Request) (driver.Leas
 	}
 	c, fresh := k.last(req.Owner), false
 	if c == nil || c.ended || c.gone || c.mode != req.Mode || c.limit != req.Limit {
-		c, fresh = (&claim{owner: req.Owner, mode: req.Mode, limit: req.Limit}).add(k), true
+		c, fresh = r.claim(k, req), true
 	}
 	before := k.newest
 	r.mu.Unlock()
@@ -202,7 +223,7 @@ func (r *recorder) acquire(ctx context.Context, req driver.Request) (driver.Leas
 		r.checkLease(req, lease)
 		if c.token != 0 && c.token != lease.Token && !c.valid(now) {
 			// The former grant had run out, and this is another one.
-			c = (&claim{owner: req.Owner, mode: req.Mode, limit: req.Limit, floor: c.token}).add(k)
+			c = r.claim(k, req)
 			c.floor = before
 		}
 		r.seen(k, c, lease, start, before)
@@ -212,8 +233,7 @@ func (r *recorder) acquire(ctx context.Context, req driver.Request) (driver.Leas
 		}
 		r.checkHeld(req, held)
 		if c.token != 0 {
-			c = (&claim{owner: req.Owner, mode: req.Mode, limit: req.Limit}).add(k)
-			fresh = true
+			c, fresh = r.claim(k, req), true
 		}
 		switch {
 		case req.Enqueue:

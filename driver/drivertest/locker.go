@@ -25,6 +25,7 @@ type manager interface {
 type managed struct {
 	manager
 	env    *env
+	client *client
 	faults *Faults
 	once   sync.Once
 }

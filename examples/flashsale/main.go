@@ -44,12 +44,15 @@ const (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "flashsale:", err)
-		os.Exit(1)
+	code := 0
+	if err := run(ctx, os.Args[1:]); err != nil {
+		code = 1
+		if ctx.Err() == nil { // after a signal there is nothing to say
+			fmt.Fprintln(os.Stderr, "flashsale:", err)
+		}
 	}
+	stop()
+	os.Exit(code)
 }
 
 // sale is what all processes agree on.

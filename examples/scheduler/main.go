@@ -39,12 +39,15 @@ const (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "scheduler:", err)
-		os.Exit(1)
+	code := 0
+	if err := run(ctx, os.Args[1:]); err != nil {
+		code = 1
+		if ctx.Err() == nil { // after a signal there is nothing to say
+			fmt.Fprintln(os.Stderr, "scheduler:", err)
+		}
 	}
+	stop()
+	os.Exit(code)
 }
 
 // scheduler is what all processes agree on. A tick is a number: the time since
@@ -155,10 +158,11 @@ func (s *scheduler) node(ctx context.Context, number int) (err error) {
 	return nil
 }
 
-// await waits for a tick. Every clock is wrong by something else each time.
+// await waits for a tick by the process's own clock, which is behind by
+// something else each time.
 func (s *scheduler) await(ctx context.Context, tick int64) error {
-	wrong := 10*time.Millisecond + rand.N(40*time.Millisecond)
-	return wait(ctx, time.Until(time.Unix(0, tick*int64(s.interval)))+wrong)
+	behind := 10*time.Millisecond + rand.N(40*time.Millisecond)
+	return wait(ctx, time.Until(time.Unix(0, tick*int64(s.interval)))+behind)
 }
 
 // once runs the job for a tick, unless that has been done. It returns the
