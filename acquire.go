@@ -118,7 +118,7 @@ func (a *acquisition) enter(ctx context.Context) (*Lock, error) {
 		if o.g == nil {
 			continue
 		}
-		l, err := m.reenter(ctx, o.g, &a.req)
+		l, err := m.reenter(ctx, o.g, &a.req, a.maxHold)
 		if l != nil || err != nil {
 			return l, err
 		}
@@ -162,7 +162,7 @@ func (m *Manager) disown(g *grant) {
 }
 
 // reenter adds a handle to a grant, or returns nil if the grant is over.
-func (m *Manager) reenter(ctx context.Context, g *grant, req *driver.Request) (*Lock, error) {
+func (m *Manager) reenter(ctx context.Context, g *grant, req *driver.Request, maxHold time.Duration) (*Lock, error) {
 	now := m.clock.now()
 	m.mu.Lock()
 	m.keeper.expire(g, now)
@@ -175,18 +175,28 @@ func (m *Manager) reenter(ctx context.Context, g *grant, req *driver.Request) (*
 		return nil, invalidf("the owner already holds %q as a lock of another kind (%s, limit %d)", g.key, g.mode, g.limit)
 	}
 	l := g.newLock(now)
+	if maxHold > 0 {
+		g.maxEnd = min(g.maxEnd, now+maxHold)
+		m.keeper.schedule(g)
+		m.keeper.nudge()
+	}
 	longer := req.TTL > g.lease.TTL
+	l.silent = longer // until that has succeeded
 	m.mu.Unlock()
 	if !longer {
 		return l, nil
 	}
 	// An inner lock that wants to last longer prolongs the whole.
 	err := m.extend(ctx, l, req.TTL)
+	m.mu.Lock()
+	over := l.lost
+	l.silent = err != nil
+	m.mu.Unlock()
 	switch {
+	case over:
+		return nil, nil
 	case err == nil:
 		return l, nil
-	case errors.Is(err, ErrLost):
-		return nil, nil
 	}
 	return nil, errors.Join(err, m.release(context.WithoutCancel(ctx), l))
 }
@@ -224,6 +234,12 @@ func (a *acquisition) loop(ctx context.Context) (*grant, error) {
 		start := m.clock.now()
 		var lease driver.Lease
 		err := m.callStore(ctx, "acquire", a.req.Key, func(ctx context.Context) (err error) {
+			if a.queued && m.props.LivenessWindow > 0 {
+				// A refresh that hangs must not outlast the ticket.
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, m.props.LivenessWindow/4)
+				defer cancel()
+			}
 			lease, err = m.backend.Acquire(ctx, a.req)
 			return err
 		})
@@ -252,6 +268,9 @@ func (a *acquisition) loop(ctx context.Context) (*grant, error) {
 		a.lastErr = err
 		if !errors.Is(err, ErrNotApplied) && !refused(err) {
 			a.traces = true
+		}
+		if g := a.granted(); g != nil {
+			return g, nil
 		}
 		if err := a.ended(ctx); err != nil {
 			return nil, err
@@ -301,12 +320,7 @@ func (a *acquisition) grant(lease *driver.Lease, deadline, start instant) *grant
 	if a.maxHold > 0 {
 		g.maxEnd = m.clock.now() + a.maxHold
 	}
-	// A grant that was handed over has less than a whole TTL until it is
-	// renewed for the first time.
-	g.renewAt = m.renewAt(start, lease.TTL)
-	if g.renewAt != forever {
-		g.renewAt = min(g.renewAt, start+(deadline-start)/2)
-	}
+	m.planRenewal(g, start, m.clock.now())
 	return g
 }
 

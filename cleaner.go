@@ -14,14 +14,18 @@ import (
 // before it leaves it to the background.
 const withdrawPatience = 500 * time.Millisecond
 
+// maxCleaners bounds the goroutines of the cleaner, so that a few calls that
+// hang do not hold up the rest.
+const maxCleaners = 4
+
 // cleaner frees what a call had to leave in the store: a lease whose release
-// was not answered, a ticket that could not be withdrawn. Its goroutine lives
+// was not answered, a ticket that could not be withdrawn. Its goroutines live
 // only while there is something to free. It gives up when the store must have
 // dropped the lease by itself.
 type cleaner struct {
 	mu      sync.Mutex
 	queue   []leftover
-	running bool
+	running int
 }
 
 type leftover struct {
@@ -37,8 +41,8 @@ func (m *Manager) cleanLater(left leftover) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.queue = append(c.queue, left)
-	if !c.running && m.ctx.Err() == nil {
-		c.running = true
+	if c.running < maxCleaners && m.ctx.Err() == nil {
+		c.running++
 		m.calls.Add(1)
 		go func() {
 			defer m.calls.Done()
@@ -47,13 +51,22 @@ func (m *Manager) cleanLater(left leftover) {
 	}
 }
 
+// giveUp is when to give a leftover up that the store drops at this time; a
+// store whose leases last as long as a session does not.
+func (m *Manager) giveUp(gone instant) instant {
+	if m.props.SessionLeases {
+		return forever
+	}
+	return gone
+}
+
 // run frees leftovers until there are none, or until the manager closes.
 func (c *cleaner) run(m *Manager) {
 	failures := 0
 	for {
 		c.mu.Lock()
 		if len(c.queue) == 0 || m.ctx.Err() != nil {
-			c.running = false
+			c.running--
 			c.mu.Unlock()
 			return
 		}
@@ -88,7 +101,7 @@ func (m *Manager) clean(ctx context.Context, left leftover) error {
 			l.answered, l.answer = true, nil
 		}
 	}
-	if errors.Is(err, ErrLost) {
+	if lossOf(err, &left.lease) != nil {
 		return nil
 	}
 	return err
@@ -120,11 +133,11 @@ func (m *Manager) withdraw(ctx context.Context, req *driver.Request) error {
 	defer cancel()
 	lease := driver.Lease{Key: req.Key, Owner: req.Owner, Mode: req.Mode}
 	err := m.freeOnce(ctx, lease)
-	if err == nil || errors.Is(err, ErrLost) {
+	if err == nil {
 		return nil
 	}
 	m.observe(Event{Kind: EventStoreError, Op: "withdraw", Key: req.Key, Err: err})
-	giveUp := m.clock.now() + max(req.TTL, 2*m.props.LivenessWindow) + m.cfg.CallTimeout
+	giveUp := m.giveUp(m.clock.now() + max(req.TTL, 2*m.props.LivenessWindow) + m.cfg.CallTimeout)
 	m.cleanLater(leftover{lease: lease, giveUp: giveUp})
 	return fmt.Errorf("%w: withdrawal: %w", ErrIndeterminate, err)
 }

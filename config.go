@@ -155,7 +155,8 @@ type AcquireOptions struct {
 	// Whoever uses the key at the same time must ask for the same limit, or
 	// gets a [*LimitError]. Zero means 1. It cannot be combined with Shared.
 	Limit int
-	// MaxHold replaces LockConfig.MaxHold for this lock if it is not zero.
+	// MaxHold replaces LockConfig.MaxHold for this lock if it is not zero. On
+	// re-entry, the nearest end counts for all nested locks.
 	MaxHold time.Duration
 }
 

@@ -20,6 +20,11 @@ func Idle(m *Manager) bool {
 	defer m.mu.Unlock()
 	m.cleaner.mu.Lock()
 	defer m.cleaner.mu.Unlock()
+	for i := range m.keeper.lanes {
+		if m.keeper.lanes[i].calls != 0 {
+			return false
+		}
+	}
 	return len(m.grants) == 0 && len(m.waiters) == 0 && len(m.owned) == 0 && len(m.keeper.heap) == 0 &&
-		len(m.keeper.ready) == 0 && m.keeper.calls == 0 && len(m.cleaner.queue) == 0
+		len(m.cleaner.queue) == 0
 }

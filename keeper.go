@@ -6,49 +6,73 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/go-dlm/dlm/driver"
 )
 
 const (
-	// maxBatch is how many grants are renewed in one call to the store.
-	maxBatch = 256
-	// retryBatch and a single grant are the sizes after a call that failed:
-	// one grant whose renewal hangs must not take the others along.
-	retryBatch = 16
-	// maxCalls bounds the renewal calls under way at once.
-	maxCalls = 8
 	// joinPatience is how long a release waits for the renewal under way
 	// before it cancels it.
-	joinPatience = 200 * time.Millisecond
+	joinPatience = 500 * time.Millisecond
 	// suspendTick is how often the keeper looks at the clock though nothing
 	// is due: timers do not notice that the machine was suspended.
 	suspendTick = 250 * time.Millisecond
-	// minRetry is the shortest pause before a renewal is repeated.
+	// minRetry is the shortest pause before a renewal is repeated, and the
+	// shortest time-out of one.
 	minRetry = 5 * time.Millisecond
+	// maxLosses is how many grants may end before others get the mutex.
+	maxLosses = 1000
 )
+
+// errNoAnswer stands in every entry of a batch until the backend answers it.
+var errNoAnswer = errors.New("dlm: the backend did not answer this renewal")
 
 // keeper renews the grants of one manager and ends those whose time is up. It
 // is one goroutine, whatever the number of locks, and never talks to the store
-// itself: each batch of renewals is a short-lived goroutine, of which there are
-// at most maxCalls. All state is guarded by Manager.mu.
+// itself: each batch of renewals is a short-lived goroutine, and the number of
+// those is bounded. All state is guarded by Manager.mu.
 type keeper struct {
 	m      *Manager
 	heap   dueHeap
-	ready  []*grant // due for renewal, waiting for a call
-	calls  int      // calls under way
-	spare  []*renewalCall
+	lanes  [3]lane
 	wake   chan struct{} // has room for one
 	lastOK instant       // when a call to the store last succeeded
+}
+
+// lane is a queue of grants that are due for renewal. There are several, so
+// that renewals which hang or fail do not hold up the others: a grant moves to
+// the second after a failure, in smaller company, and to the third, alone, if
+// the store answered others meanwhile.
+type lane struct {
+	line  []*grant // nil where one has left
+	head  int
+	calls int // under way
+	spare []*renewalCall
+
+	maxBatch int
+	maxCalls int
+	// share of the time left until the deadline that a call may take.
+	share time.Duration
+}
+
+func newKeeper(m *Manager) keeper {
+	return keeper{
+		m:    m,
+		wake: make(chan struct{}, 1),
+		lanes: [3]lane{
+			{maxBatch: 256, maxCalls: 8, share: 2},
+			{maxBatch: 16, maxCalls: 16, share: 4},
+			{maxBatch: 1, maxCalls: 64, share: 8},
+		},
+		lastOK: -1,
+	}
 }
 
 // renewalCall is one batch. Its buffers are used again.
 type renewalCall struct {
 	grants []*grant
 	batch  []driver.Renewal
-	cancel context.CancelFunc
 }
 
 // run is the keeper's goroutine.
@@ -73,9 +97,12 @@ func (k *keeper) run(ctx context.Context) {
 func (k *keeper) turn() time.Duration {
 	now := k.m.clock.now()
 	renewing := false
-	for len(k.heap) > 0 {
+	for losses := 0; len(k.heap) > 0; {
 		g := k.heap[0]
 		if min(g.deadline, g.maxEnd) <= now {
+			if losses++; losses > maxLosses {
+				break
+			}
 			k.expire(g, now)
 			continue
 		}
@@ -88,11 +115,13 @@ func (k *keeper) turn() time.Duration {
 			break
 		}
 		renewing = true
-		g.busy, g.queued = true, true
-		k.ready = append(k.ready, g)
+		g.busy = true
+		k.enqueue(g)
 		k.schedule(g)
 	}
-	k.launch(now)
+	for i := range k.lanes {
+		k.launch(&k.lanes[i], now)
+	}
 	if len(k.heap) == 0 {
 		return time.Hour
 	}
@@ -152,17 +181,17 @@ func (k *keeper) lose(g *grant, reason LostReason, cause error) {
 	k.drop(g)
 	for _, l := range locks {
 		l.end(err, true)
+		if l.silent {
+			continue
+		}
 		m.report(Event{
 			Kind: EventLost, Key: g.key, Value: g.value, Token: g.token, Mode: g.mode,
 			Duration: now - l.since, Reason: reason, Err: err,
 		})
 	}
-	switch {
-	case reason == ReasonMaxHold:
-		m.cleanLater(leftover{lease: g.lease, giveUp: now + g.lease.TTL})
-	case reason == ReasonExpired && m.props.SessionLeases:
-		// The store would keep it for as long as the session lives.
-		m.cleanLater(leftover{lease: g.lease, giveUp: now + 10*m.cfg.CallTimeout})
+	// What the store would keep although it is over here.
+	if reason == ReasonMaxHold || reason == ReasonExpired && m.props.SessionLeases {
+		m.cleanLater(leftover{lease: g.lease, giveUp: m.giveUp(now + g.lease.TTL)})
 	}
 }
 
@@ -174,77 +203,106 @@ func (k *keeper) drop(g *grant) {
 	}
 	delete(k.m.grants, g.value)
 	k.m.disown(g)
-	if g.queued {
-		k.unqueue(g)
-	}
+	k.unqueue(g)
 }
 
-// launch starts calls for the grants that are ready.
-func (k *keeper) launch(now instant) {
-	for k.calls < maxCalls && len(k.ready) > 0 {
-		c := k.newCall()
-		size := maxBatch
-		timeout := k.m.cfg.CallTimeout
-		for _, g := range k.ready {
-			size = min(size, g.batchSize())
-			if len(c.grants) >= size {
-				break
-			}
-			// Leave time to repeat the call before the deadline.
-			timeout = min(timeout, max((g.deadline-now)/4, minRetry))
-			g.call, g.queued = c, false
-			c.grants = append(c.grants, g)
-			c.batch = append(c.batch, driver.Renewal{Lease: g.lease})
-		}
-		k.ready = slices.Delete(k.ready, 0, len(c.grants))
-		k.calls++
-		ctx, cancel := context.WithTimeout(k.m.ctx, timeout)
-		c.cancel = cancel
-		go k.call(ctx, c)
-	}
-}
-
-// batchSize is the most grants that may share a call with this one. After a
-// failure it is renewed in smaller company, and alone if the store answered
-// others meanwhile.
-func (g *grant) batchSize() int {
+// enqueue puts a grant, which is busy, into its lane.
+func (k *keeper) enqueue(g *grant) {
+	n := &k.lanes[0]
 	switch {
-	case g.failures == 0:
-		return maxBatch
 	case g.alone:
-		return 1
+		n = &k.lanes[2]
+	case g.failures > 0:
+		n = &k.lanes[1]
 	}
-	return retryBatch
+	if n.head > len(n.line)/2 {
+		n.line = append(n.line[:0], n.line[n.head:]...)
+		n.head = 0
+		for i, other := range n.line {
+			if other != nil {
+				other.place = i
+			}
+		}
+	}
+	g.lane, g.place = n, len(n.line)
+	n.line = append(n.line, g)
 }
 
-func (k *keeper) newCall() *renewalCall {
-	if n := len(k.spare); n > 0 {
-		c := k.spare[n-1]
-		k.spare = k.spare[:n-1]
+// unqueue takes a grant whose renewal has not begun out of its lane.
+func (k *keeper) unqueue(g *grant) {
+	if g.lane == nil {
+		return
+	}
+	g.lane.line[g.place] = nil
+	k.rest(g)
+	if g.slot >= 0 {
+		k.schedule(g)
+	}
+}
+
+// launch starts calls for the grants in a lane.
+func (k *keeper) launch(n *lane, now instant) {
+	for n.calls < n.maxCalls {
+		c := n.newCall()
+		timeout := k.m.cfg.CallTimeout
+		for len(c.grants) < n.maxBatch && n.head < len(n.line) {
+			g := n.line[n.head]
+			n.line[n.head] = nil
+			n.head++
+			if g == nil {
+				continue
+			}
+			g.lane = nil
+			// Leave time to repeat the call before the deadline.
+			timeout = min(timeout, max((g.deadline-now)/n.share, minRetry))
+			c.grants = append(c.grants, g)
+			c.batch = append(c.batch, driver.Renewal{Lease: g.lease, Err: errNoAnswer})
+		}
+		if len(c.grants) == 0 {
+			n.spare = append(n.spare, c)
+			return
+		}
+		ctx, cancel := context.WithTimeout(k.m.ctx, timeout)
+		for _, g := range c.grants {
+			g.cancel = cancel
+		}
+		n.calls++
+		k.m.calls.Add(1) // the keeper itself is counted, so that none is missed
+		go func() {
+			defer k.m.calls.Done()
+			defer cancel()
+			k.call(ctx, n, c)
+		}()
+	}
+}
+
+func (n *lane) newCall() *renewalCall {
+	if last := len(n.spare) - 1; last >= 0 {
+		c := n.spare[last]
+		n.spare = n.spare[:last]
 		return c
 	}
-	return &renewalCall{grants: make([]*grant, 0, maxBatch), batch: make([]driver.Renewal, 0, maxBatch)}
+	return &renewalCall{grants: make([]*grant, 0, n.maxBatch), batch: make([]driver.Renewal, 0, n.maxBatch)}
 }
 
 // call is the goroutine of one batch.
-func (k *keeper) call(ctx context.Context, c *renewalCall) {
+func (k *keeper) call(ctx context.Context, n *lane, c *renewalCall) {
 	m := k.m
 	start := m.clock.now()
 	m.extendBatch(ctx, c.batch)
-	c.cancel()
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.clock.now()
 	for i, g := range c.grants {
-		k.release(g)
+		k.rest(g)
 		k.settle(g, &c.batch[i], start, now)
 	}
 	clear(c.grants)
 	clear(c.batch)
 	c.grants, c.batch = c.grants[:0], c.batch[:0]
-	k.spare = append(k.spare, c)
-	k.calls--
+	n.spare = append(n.spare, c)
+	n.calls--
 	k.nudge()
 }
 
@@ -260,9 +318,9 @@ func (m *Manager) extendBatch(ctx context.Context, batch []driver.Renewal) {
 	m.backend.Extend(ctx, batch)
 }
 
-// release ends the grant's busy time.
-func (k *keeper) release(g *grant) {
-	g.busy, g.queued, g.call = false, false, nil
+// rest ends the grant's busy time.
+func (k *keeper) rest(g *grant) {
+	g.busy, g.lane, g.cancel = false, nil, nil
 	if g.idle != nil {
 		close(g.idle)
 		g.idle = nil
@@ -280,18 +338,18 @@ func (k *keeper) settle(g *grant, r *driver.Renewal, start, now instant) {
 	if len(g.locks) == 0 {
 		return
 	}
-	margin := g.deadline - now
-	if lost, ok := errors.AsType[*driver.LostError](r.Err); ok {
-		k.lose(g, lost.Reason, lost.Cause)
+	if loss := lossOf(r.Err, &g.lease); loss != nil {
+		k.lose(g, loss.Reason, loss.Cause)
 		return
 	}
+	margin := g.deadline - now
 	event := Event{Kind: EventExtended, Key: g.key, Value: g.value, Token: g.token, Mode: g.mode, Margin: margin}
 	switch {
 	case r.Err == nil:
 		g.lease.TTL = max(r.Lease.TTL, g.lease.TTL)
 		g.deadline = max(g.deadline, validUntil(start, &r.Lease))
 		g.failures, g.lastErr, g.alone = 0, nil, false
-		g.renewAt = m.renewAt(start, g.lease.TTL)
+		m.planRenewal(g, start, now)
 	case m.ctx.Err() != nil:
 		return // the manager is closing
 	default:
@@ -313,9 +371,7 @@ func (k *keeper) settle(g *grant, r *driver.Renewal, start, now instant) {
 // join waits until no renewal of the grant is under way. The mutex is held
 // before and after, but not meanwhile.
 func (k *keeper) join(ctx context.Context, g *grant) error {
-	if g.queued {
-		k.unqueue(g)
-	}
+	k.unqueue(g)
 	var patience <-chan time.Time
 	for g.busy {
 		if g.idle == nil {
@@ -328,30 +384,23 @@ func (k *keeper) join(ctx context.Context, g *grant) error {
 			defer timer.Stop()
 			patience = timer.C
 		}
-		var err error
-		impatient := false
+		ended, impatient := false, false
 		select {
 		case <-idle:
 		case <-patience:
 			impatient = true
 		case <-ctx.Done():
-			err = ctx.Err()
+			ended = true
 		}
 		k.m.mu.Lock()
-		if err != nil {
-			return err
+		if ended {
+			return ctx.Err()
 		}
-		if impatient && g.call != nil {
-			g.call.cancel()
+		if impatient && g.cancel != nil {
+			g.cancel()
 		}
 	}
 	return nil
-}
-
-// unqueue takes a grant whose renewal has not begun out of the line.
-func (k *keeper) unqueue(g *grant) {
-	k.ready = slices.DeleteFunc(k.ready, func(r *grant) bool { return r == g })
-	k.release(g)
 }
 
 // validUntil is the deadline of a lease whose call began at start.
@@ -367,14 +416,21 @@ func (m *Manager) interval(ttl time.Duration) time.Duration {
 	return ttl / 3
 }
 
-// renewAt is when to renew a grant that was won or renewed at start. A little
-// chance keeps managers that started together from staying in step.
-func (m *Manager) renewAt(start instant, ttl time.Duration) instant {
+// planRenewal sets when to renew a grant that was won or renewed by a call
+// that began at start. A little chance keeps managers that started together
+// from staying in step.
+func (m *Manager) planRenewal(g *grant, start, now instant) {
 	if m.cfg.AutoRenew == Off {
-		return forever
+		g.renewAt = forever
+		return
 	}
-	interval := m.interval(ttl)
-	return start + interval - rand.N(interval/10+1)
+	interval := m.interval(g.lease.TTL)
+	g.renewAt = start + interval - rand.N(interval/10+1)
+	// A grant can have less than its TTL to live: it was handed over, or its
+	// session is older.
+	if left := g.deadline - now; g.renewAt > now+left/10*9 {
+		g.renewAt = now + left/2
+	}
 }
 
 // backoff is the pause after a number of failures in a row.

@@ -47,6 +47,8 @@ type Lock struct {
 	lost      bool  // err is a loss, not a release
 	contexts  map[*lockContext]struct{}
 	releasing chan struct{} // closed when the Release call under way is over
+	final     instant       // the deadline when it ended
+	silent    bool          // it has not been handed out: no events
 	reported  bool          // EventReleased has been sent
 	doubtful  bool          // a release may have reached the store unanswered
 	answered  bool          // answer is final
@@ -76,9 +78,10 @@ type grant struct {
 	due    instant       // when the keeper looks at it next
 	slot   int           // index in the keeper's heap, or -1
 	busy   bool          // a renewal is queued or under way
-	queued bool          // it is queued in keeper.ready
-	alone  bool          // it failed while the store answered others
-	call   *renewalCall  // the one under way, if it is the keeper's
+	lane   *lane         // where it is queued, or nil
+	place  int           // its place there
+	alone  bool          // its last renewal failed while the store answered others
+	cancel func()        // cancels the renewal under way, or nil
 	idle   chan struct{} // closed when busy ends; made by whoever waits
 }
 
@@ -97,6 +100,7 @@ func (g *grant) newLock(now instant) *Lock {
 // end ends one handle. The manager's mutex is held.
 func (l *Lock) end(err error, lost bool) {
 	l.err, l.lost = err, lost
+	l.final = min(l.g.deadline, l.g.maxEnd)
 	close(l.done)
 	cause := err
 	if !lost {
@@ -139,6 +143,9 @@ func (l *Lock) Deadline() time.Time {
 	m := l.g.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if l.err != nil {
+		return m.clock.time(l.final)
+	}
 	return m.clock.time(min(l.g.deadline, l.g.maxEnd))
 }
 
@@ -188,6 +195,17 @@ func (c *lockContext) Err() error {
 	c.l.check()
 	return c.Context.Err()
 }
+
+// Value also answers for the lock itself, see ownContext.
+func (c *lockContext) Value(key any) any {
+	if key == any(c.l) {
+		return c
+	}
+	return c.Context.Value(key)
+}
+
+// ownContext says whether ctx ends with the lock.
+func (l *Lock) ownContext(ctx context.Context) bool { return ctx.Value(l) != nil }
 
 // Context returns a context that ends with the parent or with the lock,
 // whichever is first. Its [context.Cause] is the loss, matching [ErrLost] and
@@ -249,7 +267,9 @@ func (l *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 // Release may be called again. Otherwise another Release repeats the first
 // answer.
 //
-// Of the nested locks of one owner, only the last Release asks the store.
+// Of the nested locks of one owner, only the last Release asks the store. A
+// context made by this lock's Context, which ends as Release begins, bounds the
+// call by its deadline only, and by 5s.
 func (l *Lock) Release(ctx context.Context) error {
 	if l == nil || l.g == nil {
 		return invalidf("lock is nil or was not acquired")

@@ -96,7 +96,7 @@ func NewManager(backend driver.Backend, cfg *LockConfig) (*Manager, error) {
 	m.forcer, _ = driver.As[driver.Forcer](backend)
 	m.id = newValue(conf.Label)
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
-	m.keeper = keeper{m: m, wake: make(chan struct{}, 1), lastOK: -1}
+	m.keeper = newKeeper(m)
 	m.calls.Add(1)
 	go func() {
 		defer m.calls.Done()
@@ -187,11 +187,12 @@ type (
 // error: its LockInfo has no Holders. The answer may be old by the time it
 // arrives; do not decide by it whether to act.
 func (m *Manager) GetLock(ctx context.Context, key string) (*LockInfo, error) {
+	if err := checkKey(key); err != nil {
+		return nil, m.wrap("get", key, err)
+	}
 	var info LockInfo
 	err := m.read(ctx, "get", key, func(ctx context.Context) (err error) {
-		if err = checkKey(key); err == nil {
-			info, err = m.inspector.Inspect(ctx, key)
-		}
+		info, err = m.inspector.Inspect(ctx, key)
 		return err
 	})
 	if err != nil {
@@ -266,13 +267,15 @@ func (m *Manager) enter(ctx context.Context) error {
 	if ctx == nil {
 		return invalidf("context is nil")
 	}
+	// The context may be a lock's own, which takes the mutex.
+	ended := ctxErr(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
 		return ErrClosed
 	}
-	if ctx.Err() != nil {
-		return ctxErr(ctx)
+	if ended != nil {
+		return ended
 	}
 	m.calls.Add(1)
 	return nil
@@ -286,7 +289,7 @@ func (m *Manager) callStore(ctx context.Context, op, key string, call func(conte
 	stop := context.AfterFunc(m.ctx, cancel)
 	defer stop()
 	err := guard(callCtx, m.props.Name, call)
-	if err == nil || errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) {
+	if err == nil || errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || refused(err) {
 		return err
 	}
 	if m.ctx.Err() != nil {
@@ -308,13 +311,10 @@ func guard(ctx context.Context, backend string, call func(context.Context) error
 	return call(ctx)
 }
 
-// wrap puts the operation around an error, once.
+// wrap puts the operation around an error. Only exported methods call it.
 func (m *Manager) wrap(op, key string, err error) error {
 	if err == nil {
 		return nil
-	}
-	if _, ok := errors.AsType[*Error](err); ok {
-		return err
 	}
 	return &Error{Op: op, Key: key, Backend: m.props.Name, Err: err}
 }
@@ -324,7 +324,9 @@ func (m *Manager) wrap(op, key string, err error) error {
 // What could not be released is named in the error, and ends with its TTL.
 //
 // Close returns when nothing of the manager runs any more, or when the context
-// ends. Later calls of any method, Close included, return [ErrClosed].
+// ends. Later calls of any method, Close included, return [ErrClosed]. If ctx
+// ends with one of the manager's own locks, only its deadline counts, and 5s.
+// Close must not be called by an [Observer].
 func (m *Manager) Close(ctx context.Context) error {
 	return m.wrap("close", "", m.close(ctx))
 }
@@ -333,6 +335,7 @@ func (m *Manager) close(ctx context.Context) error {
 	if ctx == nil {
 		return invalidf("context is nil")
 	}
+	alive := ctx.Err() == nil
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
@@ -340,10 +343,17 @@ func (m *Manager) close(ctx context.Context) error {
 	}
 	m.closed = true
 	held := slices.Collect(maps.Values(m.grants))
+	var locks []*Lock
 	for _, g := range held {
+		locks = append(locks, g.locks...)
 		m.keeper.lose(g, ReasonClosed, ErrClosed)
 	}
 	m.mu.Unlock()
+	if alive && slices.ContainsFunc(locks, func(l *Lock) bool { return l.ownContext(ctx) }) {
+		var cancel context.CancelFunc
+		ctx, cancel = detach(ctx)
+		defer cancel()
+	}
 	m.cancel(ErrClosed)
 
 	errs := m.releaseAll(ctx, held)
@@ -357,11 +367,14 @@ func (m *Manager) close(ctx context.Context) error {
 	case <-ended:
 		errs = append(errs, m.cleaner.finish(ctx, m))
 	case <-ctx.Done():
-		errs = append(errs, fmt.Errorf("dlm: calls are still under way: %w", ctx.Err()))
+		errs = append(errs, fmt.Errorf("calls are still under way, and may leave something in the store: %w", ctx.Err()))
 	}
 	errs = append(errs, m.backend.Close(), m.events.drain(ctx))
 	return errors.Join(errs...)
 }
+
+// maxReleases bounds the releases under way as a manager closes.
+const maxReleases = 8
 
 // releaseAll releases grants whose handles have ended, a few at a time.
 func (m *Manager) releaseAll(ctx context.Context, grants []*grant) []error {
@@ -371,16 +384,20 @@ func (m *Manager) releaseAll(ctx context.Context, grants []*grant) []error {
 		wg   sync.WaitGroup
 		next = make(chan *grant)
 	)
-	for range min(maxCalls, len(grants)) {
+	for range min(maxReleases, len(grants)) {
 		wg.Go(func() {
 			for g := range next {
 				m.mu.Lock()
 				err := m.keeper.join(ctx, g)
+				lease, gone := g.lease, m.giveUp(g.deadline+driftMargin(g.lease.TTL))
 				m.mu.Unlock()
-				if err == nil {
-					err = m.freeOnce(ctx, g.lease)
+				if m.clock.now() >= gone {
+					continue // the store has dropped it by itself
 				}
-				if err != nil && !errors.Is(err, ErrLost) {
+				if err == nil {
+					err = m.freeOnce(ctx, lease)
+				}
+				if err != nil && lossOf(err, &lease) == nil {
 					mu.Lock()
 					errs = append(errs, fmt.Errorf("release %q: %w", g.key, err))
 					mu.Unlock()

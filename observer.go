@@ -25,7 +25,7 @@ const (
 	// EventWaitEnded: a caller's wait ended, with or without a lock.
 	EventWaitEnded
 	// EventReleased: a held lock was released. Duration is how long it was
-	// held; Err is nil or matches ErrIndeterminate.
+	// held; Err is what Release returned.
 	EventReleased
 	// EventExtended: a held lock was renewed, by the keeper or by Extend.
 	// Margin is how far its old deadline still was.
@@ -71,8 +71,9 @@ type Event struct {
 // release, force) come from the goroutine of the caller; renewals and losses
 // come one after another from a goroutine of their own, which may report an
 // event some time after it happened. An Observe that
-// blocks holds up that caller or the later background events, but no renewal
-// and no loss signal. A panic in Observe is swallowed.
+// blocks holds up that caller or the later background events, which pile up in
+// memory, but no renewal and no loss signal. A panic in Observe is swallowed.
+// Observe may use the manager and its locks, but must not close it.
 type Observer interface {
 	Observe(Event)
 }

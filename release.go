@@ -9,12 +9,15 @@ import (
 	"github.com/go-dlm/dlm/driver"
 )
 
-// lossOf takes reason and cause out of a backend's error.
-func lossOf(err error) (LostReason, error) {
-	if lost, ok := errors.AsType[*driver.LostError](err); ok {
-		return lost.Reason, lost.Cause
+// lossOf finds the store's word that this very grant is gone, or returns nil.
+// The loss of another lock can be part of any error, because a context that
+// ends with a lock carries it.
+func lossOf(err error, lease *driver.Lease) *LostError {
+	lost, ok := errors.AsType[*LostError](err)
+	if !ok || lost.Key != lease.Key || lost.Token != lease.Token {
+		return nil
 	}
-	return ReasonGone, err
+	return &LostError{Key: lost.Key, Token: lost.Token, Reason: lost.Reason, Cause: lost.Cause}
 }
 
 // extend implements Lock.Extend.
@@ -25,6 +28,11 @@ func (m *Manager) extend(ctx context.Context, l *Lock, ttl time.Duration) error 
 	ttl = max(ttl, m.props.MinTTL)
 	if err := m.cfg.checkRenewInterval(ttl); err != nil {
 		return err
+	}
+	if ctx != nil { // enter says that it is nil
+		if err := l.Err(); err != nil {
+			return err
+		}
 	}
 	if err := m.enter(ctx); err != nil {
 		return err
@@ -46,14 +54,16 @@ func (m *Manager) extend(ctx context.Context, l *Lock, ttl time.Duration) error 
 		defer m.mu.Unlock()
 		return l.err
 	}
-	g.busy = true
+	callCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g.busy, g.cancel = true, cancel
 	m.keeper.schedule(g)
-	batch := []driver.Renewal{{Lease: g.lease}}
+	batch := []driver.Renewal{{Lease: g.lease, Err: errNoAnswer}}
 	m.mu.Unlock()
 
 	batch[0].Lease.TTL = ttl
 	start := m.clock.now()
-	err := m.callStore(ctx, "extend", l.Key, func(ctx context.Context) error {
+	err := m.callStore(callCtx, "extend", l.Key, func(ctx context.Context) error {
 		m.backend.Extend(ctx, batch)
 		return batch[0].Err
 	})
@@ -61,7 +71,7 @@ func (m *Manager) extend(ctx context.Context, l *Lock, ttl time.Duration) error 
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.keeper.release(g)
+	m.keeper.rest(g)
 	m.keeper.settle(g, &batch[0], start, m.clock.now())
 	switch {
 	case l.err != nil:
@@ -76,6 +86,11 @@ func (m *Manager) extend(ctx context.Context, l *Lock, ttl time.Duration) error 
 func (m *Manager) release(ctx context.Context, l *Lock) error {
 	if ctx == nil {
 		return invalidf("context is nil")
+	}
+	if ctx.Err() == nil && l.ownContext(ctx) {
+		var cancel context.CancelFunc
+		ctx, cancel = detach(ctx)
+		defer cancel()
 	}
 	now := m.clock.now()
 	m.mu.Lock()
@@ -110,31 +125,43 @@ func (m *Manager) release(ctx context.Context, l *Lock) error {
 	free := m.letGo(l)
 	m.mu.Unlock()
 
+	var loss *LostError
 	var err error
 	if free {
-		err = m.free(ctx, l)
+		loss, err = m.free(ctx, l)
+	}
+	e := Event{
+		Kind: EventReleased, Key: l.Key, Value: l.Value, Token: l.Token, Mode: l.Mode, Duration: now - l.since, Err: err,
+	}
+	if loss != nil {
+		err = loss
+		e.Kind, e.Reason, e.Err = EventLost, loss.Reason, loss
 	}
 
 	m.mu.Lock()
 	close(l.releasing)
 	l.releasing = nil
-	if err == nil || errors.Is(err, ErrLost) {
+	if err == nil || loss != nil {
 		l.answered, l.answer = true, err
 	}
-	first := !l.reported
+	first := !l.reported && !l.silent
 	l.reported = true
 	m.mu.Unlock()
 	if first {
-		e := Event{
-			Kind: EventReleased, Key: l.Key, Value: l.Value, Token: l.Token, Mode: l.Mode,
-			Duration: now - l.since, Err: err,
-		}
-		if lost, ok := errors.AsType[*LostError](err); ok {
-			e.Kind, e.Reason = EventLost, lost.Reason
-		}
 		m.observe(e)
 	}
 	return err
+}
+
+// detach returns a context with ctx's values and deadline, but not its end.
+func detach(ctx context.Context) (context.Context, context.CancelFunc) {
+	out, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	if deadline, ok := ctx.Deadline(); ok {
+		var inner context.CancelFunc
+		out, inner = context.WithDeadline(out, deadline)
+		return out, func() { inner(); cancel() }
+	}
+	return out, cancel
 }
 
 // letGo ends a handle, and says whether its grant goes with it. The mutex is
@@ -159,59 +186,59 @@ func (m *Manager) letGo(l *Lock) (last bool) {
 }
 
 // free asks the store to release the grant of a handle that has ended, and
-// leaves it to the cleaner if there is no answer.
-func (m *Manager) free(ctx context.Context, l *Lock) error {
+// leaves it to the cleaner if there is no answer. The loss is the answer that
+// the grant was not there any more.
+func (m *Manager) free(ctx context.Context, l *Lock) (loss *LostError, err error) {
 	g := l.g
 	m.mu.Lock()
-	err := m.keeper.join(ctx, g)
+	joined := m.keeper.join(ctx, g)
 	lease, deadline, doubtful := g.lease, g.deadline, l.doubtful
 	m.mu.Unlock()
-	if err != nil {
+	if joined != nil {
 		err = fmt.Errorf("%w: a renewal is under way: %w", ErrNotApplied, ctxErr(ctx))
 	} else {
-		doubtful, err = m.releaseLease(ctx, lease, deadline, doubtful)
+		loss, doubtful, err = m.releaseLease(ctx, lease, deadline, doubtful)
 	}
-	if err == nil || errors.Is(err, ErrLost) {
-		return err
+	if err == nil {
+		return loss, nil
 	}
 	m.mu.Lock()
 	l.doubtful = true // from here on the cleaner may release it
 	m.mu.Unlock()
-	m.cleanLater(leftover{lease: lease, giveUp: deadline + driftMargin(lease.TTL), lock: l})
+	m.cleanLater(leftover{lease: lease, giveUp: m.giveUp(deadline + driftMargin(lease.TTL)), lock: l})
 	if doubtful {
-		return fmt.Errorf("%w: %w", ErrIndeterminate, err)
+		err = fmt.Errorf("%w: %w", ErrIndeterminate, err)
 	}
-	return err
+	return nil, err
 }
 
 // releaseLease asks the store to release a lease, again and again until it
 // answers. doubtful says whether a request may have reached it unanswered.
 func (m *Manager) releaseLease(
 	ctx context.Context, lease driver.Lease, deadline instant, doubtful bool,
-) (bool, error) {
+) (*LostError, bool, error) {
 	for failures := 1; ; failures++ {
 		err := m.callStore(ctx, "release", lease.Key, func(ctx context.Context) error {
 			return m.backend.Release(ctx, lease)
 		})
 		if err == nil {
-			return false, nil
+			return nil, false, nil
 		}
-		if errors.Is(err, ErrLost) {
+		if loss := lossOf(err, &lease); loss != nil {
 			// Nobody else can have it before the deadline, so the request
 			// that went unanswered must have released it.
 			if doubtful && m.clock.now() < deadline {
-				return false, nil
+				loss = nil
 			}
-			reason, cause := lossOf(err)
-			return false, &LostError{Key: lease.Key, Token: lease.Token, Reason: reason, Cause: cause}
+			return loss, false, nil
 		}
 		doubtful = doubtful || !errors.Is(err, ErrNotApplied) && !refused(err)
 		if permanent(err) || failures > m.cfg.MaxRetries && m.cfg.MaxRetries >= 0 {
-			return doubtful, err
+			return nil, doubtful, err
 		}
 		sleep(ctx, m.ctx, m.cfg.backoff(failures))
 		if ctx.Err() != nil || m.ctx.Err() != nil || m.clock.now() >= deadline {
-			return doubtful, err
+			return nil, doubtful, err
 		}
 	}
 }

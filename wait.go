@@ -14,6 +14,12 @@ const (
 	frontPoll = time.Second
 	// front is how far from the head that is.
 	front = 3
+	// steady is how long a subscription must have stood for the next attempt
+	// to come at once when it breaks.
+	steady = 5 * time.Second
+	// upSpread is over how long the waiters' questions are spread when a
+	// subscription comes up again: a millisecond each, and this at most.
+	upSpread = time.Second
 	// sessionPoll is how often a waiter looks again whose ticket needs no
 	// refreshing.
 	sessionPoll = 5 * time.Second
@@ -61,12 +67,22 @@ func (a *acquisition) wait(ctx context.Context, held *driver.HeldError) (*grant,
 	case <-a.waiter.wake:
 	}
 
+	return a.granted(), nil
+}
+
+// granted returns the grant that has been handed over, if there is one and it
+// lasts long enough to be used without asking again, which would confirm it.
+func (a *acquisition) granted() *grant {
+	if a.waiter == nil {
+		return nil
+	}
+	m := a.m
 	m.mu.Lock()
 	event := a.waiter.grant
 	a.waiter.grant = nil
 	m.mu.Unlock()
 	if event == nil || event.Ticket == 0 || event.Ticket != a.ticket {
-		return nil, nil
+		return nil
 	}
 	// The grant was made after our last question, so it surely lasts that long
 	// from then: as long as our ticket would have.
@@ -76,15 +92,14 @@ func (a *acquisition) wait(ctx context.Context, held *driver.HeldError) (*grant,
 		lasts.TTL = min(lease.TTL, m.props.LivenessWindow/4*3)
 	}
 	deadline := validUntil(a.asked, &lasts)
-	left := deadline - m.clock.now()
 	enough := lasts.TTL / 2
 	if m.cfg.AutoRenew == Off {
 		enough = lease.TTL - driftMargin(lease.TTL) - lease.TTL/10
 	}
-	if left < enough {
-		return nil, nil // asking again confirms it, for a whole TTL
+	if deadline-m.clock.now() < enough {
+		return nil
 	}
-	return a.grant(&lease, deadline, a.asked), nil
+	return a.grant(&lease, deadline, a.asked)
 }
 
 // pollPause is how long a waiter sleeps if nobody wakes it. The mutex is held.
@@ -102,7 +117,7 @@ func (m *Manager) pollPause(held *driver.HeldError) time.Duration {
 	pause -= rand.N(pause/4 + 1)
 	if held.Position <= 1 && held.Remaining > 0 {
 		// Be there when the holder's time is up.
-		pause = min(pause, held.Remaining+rand.N(5*time.Millisecond))
+		pause = min(pause, held.Remaining) + rand.N(5*time.Millisecond)
 	}
 	return max(pause, time.Millisecond)
 }
@@ -153,19 +168,18 @@ func (m *Manager) subscriptions() int {
 func (m *Manager) listenLoop() {
 	failures := 0
 	for m.ctx.Err() == nil {
+		start := m.clock.now()
 		err := guard(m.ctx, m.props.Name, func(ctx context.Context) error {
-			return m.notifier.Listen(ctx, m.id, func(e driver.Event) {
-				if e.Kind == driver.EventUp {
-					failures = 0
-				}
-				m.handle(e)
-			})
+			return m.notifier.Listen(ctx, m.id, m.handle)
 		})
 		m.mu.Lock()
 		m.listen.up = false
 		m.mu.Unlock()
 		if m.ctx.Err() != nil {
 			return
+		}
+		if m.clock.now()-start > steady {
+			failures = 0
 		}
 		failures++
 		m.observe(Event{Kind: EventStoreError, Op: "listen", Err: err})
@@ -182,8 +196,13 @@ func (m *Manager) handle(e driver.Event) {
 		// What happened since a waiter last asked may have been missed.
 		m.listen.up = true
 		m.listen.ups++
+		spread := min(time.Duration(len(m.waiters))*time.Millisecond, upSpread)
 		for _, w := range m.waiters {
-			w.signal()
+			if m.listen.ups == 1 {
+				w.signal()
+			} else {
+				time.AfterFunc(rand.N(spread), w.signal)
+			}
 		}
 	case driver.EventGrant, driver.EventWake:
 		w := m.waiters[e.Lease.Owner]
@@ -199,8 +218,9 @@ func (m *Manager) handle(e driver.Event) {
 		if g == nil || g.key != e.Lease.Key {
 			return
 		}
-		reason, cause := lossOf(e.Err)
-		m.keeper.lose(g, reason, cause)
+		if loss := lossOf(e.Err, &g.lease); loss != nil {
+			m.keeper.lose(g, loss.Reason, loss.Cause)
+		}
 	}
 }
 

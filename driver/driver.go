@@ -155,20 +155,22 @@ type Backend interface {
 	// as a renewal, and confirms a grant that was handed over. An owner that
 	// has a ticket keeps its place, and the ticket is refreshed.
 	//
-	// Any Acquire on a key first drops what has expired there and serves the
-	// queue, so that waiters move on even when nobody releases.
+	// Any Acquire that is not refused as invalid drops what has expired on the
+	// key and serves its queue, so that waiters move on even when nobody
+	// releases.
 	Acquire(ctx context.Context, req Request) (Lease, error)
 
 	// Extend renews a batch of grants and answers in place, one by one. A
 	// grant then runs for at least the given TTL from now; it is never
 	// shortened, so that a request which arrives late does no harm. Entries
-	// that are not held by that owner with that token get a [*LostError]. A
-	// failure of the whole call is written into every entry.
+	// that are not held by that owner with that token get a [*LostError] with
+	// the key and token of the entry. A failure of the whole call is written
+	// into every entry.
 	Extend(ctx context.Context, batch []Renewal)
 
 	// Release gives up the owner's grant of the lease's key and hands the key
 	// to the head of the queue in the same step. If the grant is not there,
-	// it returns a [*LostError].
+	// it returns a [*LostError] with the lease's key and token.
 	//
 	// A zero token withdraws whatever the owner has on the key, grant or
 	// ticket; nothing being there is then no error.
@@ -197,7 +199,8 @@ const (
 	EventGrant
 	// EventWake says that a waiter should call Acquire again now.
 	EventWake
-	// EventLost says that a grant is gone; Err is the [*LostError].
+	// EventLost says that a grant is gone; Err is the [*LostError] with its key
+	// and token.
 	EventLost
 )
 

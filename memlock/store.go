@@ -114,7 +114,9 @@ func (s *Store) acquire(req driver.Request, life time.Duration) (driver.Lease, e
 		}
 		h.ttl = req.TTL
 		h.expires = max(h.expires, now+req.TTL)
-		return h.lease(req.Key), nil
+		lease := h.lease(req.Key)
+		s.serve(req.Key, e, now, "")
+		return lease, nil
 	}
 	if have := e.limit(req.Owner, now); have != 0 && have != req.Limit {
 		return driver.Lease{}, &driver.LimitError{Key: req.Key, Want: req.Limit, Have: have}

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-go list -m -f '{{.Dir}}' | while IFS= read -r dir; do
-	echo "${dir#"$PWD"/}: $*"
+go list -m -f '{{.Path}} {{.Dir}}' | while read -r path dir; do
+	echo "$path: $*"
 	(cd "$dir" && GOWORK=off "$@" </dev/null)
 done

@@ -6,45 +6,18 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/go-dlm/dlm/driver/drivertest"
 )
 
-// quantiles reports the median and the 99th percentile.
-func quantiles(b *testing.B, took []time.Duration) {
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)/2])/1e3, "p50-µs")
-	b.ReportMetric(float64(took[len(took)*99/100])/1e3, "p99-µs")
+func BenchmarkBackend(b *testing.B) {
+	drivertest.Bench(b, func(b *testing.B) *drivertest.Harness { return harness(b) })
 }
 
-// BenchmarkPair is an acquisition and a release of a free key.
-func BenchmarkPair(b *testing.B) {
-	be := open(b, file(b), nil)
-	var took []time.Duration
-	b.ReportAllocs()
-	for b.Loop() {
-		start := time.Now()
-		release(b, be, acquire(b, be, ask("payment:42", "owner")))
-		took = append(took, time.Since(start))
-	}
-	quantiles(b, took)
-}
-
-// BenchmarkExtend is a batch of 100 renewals.
-func BenchmarkExtend(b *testing.B) {
-	be := open(b, file(b), nil)
-	batch := renewals(b, be, 100)
-	b.ReportAllocs()
-	for b.Loop() {
-		be.Extend(b.Context(), batch)
-		if batch[0].Err != nil {
-			b.Fatal(batch[0].Err)
-		}
-	}
-}
-
-// BenchmarkHandOver is the way from a release in one process to the waiter in
+// BenchmarkProcessHandOver is the way from a release in one process to the waiter in
 // another, from just before the call to just after the answer that confirms
 // the grant.
-func BenchmarkHandOver(b *testing.B) {
+func BenchmarkProcessHandOver(b *testing.B) {
 	path := file(b)
 	be := open(b, path, nil)
 	w := newWaiter(b.Context(), be, "m")
@@ -81,5 +54,7 @@ func BenchmarkHandOver(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	quantiles(b, took)
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "p50-ns")
+	b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
 }

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,8 +21,6 @@ import (
 // childRole is the environment variable that makes the test binary play a part
 // in a test of several processes.
 const childRole = "DLM_SQLITELOCK_TEST_CHILD"
-
-const nobody = 65534
 
 // childWindow is the liveness window of all processes in these tests.
 const childWindow = 2 * time.Second
@@ -83,51 +80,27 @@ func (c *child) kill() {
 	}
 }
 
-// runChild is the other side.
+// roles is the other side.
+var roles = map[string]func(ctx context.Context, args []string) error{
+	"cycles": cycles,
+	"hold":   hold,
+	"queue":  queue,
+	"churn":  churn,
+	"relay":  relay,
+}
+
 func runChild(role string) int {
-	args := os.Args[1:]
-	ctx := context.Background()
-	err := errors.New("unknown role " + role)
-	switch role {
-	case "open as nobody":
-		err = openAsNobody(args[0])
-	case "cycles":
-		err = cycles(ctx, args[0], args[1], args[2])
-	case "hold":
-		err = hold(ctx, args[0], args[1], args[2])
-	case "queue":
-		err = queue(ctx, args[0], args[1])
-	case "churn":
-		err = churn(ctx, args[0])
-	case "relay":
-		err = relay(ctx, args[0])
-	}
-	if err != nil {
+	if err := roles[role](context.Background(), os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
 }
 
-func openAsNobody(path string) error {
-	if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(nobody), syscall.Setuid(nobody)); err != nil {
-		return err
-	}
-	b, err := sqlitelock.New(path, nil)
-	if errors.Is(err, driver.ErrInvalid) {
-		fmt.Print("invalid: ", err)
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	_, err = b.Acquire(context.Background(), try("k", "o"))
-	return errors.Join(err, b.Close())
-}
-
 // cycles takes the key n times, and each time notes its token in a file next to
 // the lock file. It fails if anybody else is inside.
-func cycles(ctx context.Context, path, name, n string) error {
+func cycles(ctx context.Context, args []string) error {
+	path, name, n := args[0], args[1], args[2]
 	count, err := strconv.Atoi(n)
 	if err != nil {
 		return err
@@ -163,7 +136,8 @@ func cycles(ctx context.Context, path, name, n string) error {
 }
 
 // hold takes the key and never gives it back.
-func hold(ctx context.Context, path, key, ttl string) error {
+func hold(ctx context.Context, args []string) error {
+	path, key, ttl := args[0], args[1], args[2]
 	b, err := sqlitelock.New(path, childOptions)
 	if err != nil {
 		return err
@@ -181,7 +155,8 @@ func hold(ctx context.Context, path, key, ttl string) error {
 }
 
 // queue waits for a key that is held.
-func queue(ctx context.Context, path, owner string) error {
+func queue(ctx context.Context, args []string) error {
+	path, owner := args[0], args[1]
 	b, err := sqlitelock.New(path, childOptions)
 	if err != nil {
 		return err
@@ -196,8 +171,8 @@ func queue(ctx context.Context, path, owner string) error {
 }
 
 // churn uses the file as hard as it can until it is killed.
-func churn(ctx context.Context, path string) error {
-	b, err := sqlitelock.New(path, childOptions)
+func churn(ctx context.Context, args []string) error {
+	b, err := sqlitelock.New(args[0], childOptions)
 	if err != nil {
 		return err
 	}
@@ -226,8 +201,8 @@ func lossIsFine(err error) error {
 }
 
 // relay takes the key and gives it back for as long as it is told to.
-func relay(ctx context.Context, path string) error {
-	b, err := sqlitelock.New(path, childOptions)
+func relay(ctx context.Context, args []string) error {
+	b, err := sqlitelock.New(args[0], childOptions)
 	if err != nil {
 		return err
 	}

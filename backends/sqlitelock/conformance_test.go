@@ -1,6 +1,7 @@
 package sqlitelock_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -9,17 +10,29 @@ import (
 	"github.com/go-dlm/dlm/driver/drivertest"
 )
 
+func harness(tb testing.TB) *drivertest.Harness {
+	path := file(tb)
+	return &drivertest.Harness{
+		Open: func(t testing.TB) driver.Backend {
+			b, err := sqlitelock.New(path, &sqlitelock.Options{LivenessWindow: time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		},
+	}
+}
+
 func TestConformance(t *testing.T) {
-	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
-		path := file(t)
-		return &drivertest.Harness{
-			Open: func(t testing.TB) driver.Backend {
-				b, err := sqlitelock.New(path, &sqlitelock.Options{LivenessWindow: time.Second})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return b
-			},
-		}
-	})
+	drivertest.Run(t, func(t *testing.T) *drivertest.Harness { return harness(t) })
+}
+
+func TestOperations(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(10) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			drivertest.Operations(t, seed, func(t *testing.T) *drivertest.Harness { return harness(t) })
+		})
+	}
 }

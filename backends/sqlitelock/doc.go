@@ -76,8 +76,8 @@
 // sticky ones such as /tmp) are refused. So all processes run as one user; those
 // of several users can share the locks of a daemon.
 //
-// Beside the file there are, while it is in use, one with the ending -wal, up
-// to some 5MB, and one with -shm. To copy or to move the file, end all processes
+// Beside the file there are, while it is in use, one with the ending -wal, of a
+// few MB, and one with -shm. To copy or to move the file, end all processes
 // first. In a process that uses it, do not open it by other means: to close any
 // descriptor of a file ends the locks that the process has on it.
 //

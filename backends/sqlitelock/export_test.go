@@ -17,9 +17,6 @@ var SystemClock = systemClock
 // Open is New with a clock.
 var Open = open
 
-// RemoteTypes are the file systems that are refused.
-var RemoteTypes = remoteTypes
-
 const (
 	ApplicationID = applicationID
 	SchemaVersion = schemaVersion

@@ -41,6 +41,9 @@ func prepare(path string) (string, os.FileInfo, error) {
 	if name == "" {
 		return "", nil, unusable("%s names a folder, not a file", path)
 	}
+	if len(full) > maxPath {
+		return "", nil, unusable("%s: the path is longer than %d bytes", path, maxPath)
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", nil, unusable("cannot make the folder of %s: %w", path, err)
 	}
@@ -51,9 +54,6 @@ func prepare(path string) (string, os.FileInfo, error) {
 		return "", nil, err
 	}
 	full = filepath.Join(dir, name)
-	if len(full) > maxPath {
-		return "", nil, unusable("%s: the path is longer than %d bytes", path, maxPath)
-	}
 	if err := create(full); err != nil {
 		return "", nil, err
 	}

@@ -128,16 +128,6 @@ func extend(b driver.Backend, ctx context.Context, lease driver.Lease) error {
 	return batch[0].Err
 }
 
-// renewals takes n locks and returns the batch that renews them.
-func renewals(t testing.TB, b driver.Backend, n int) []driver.Renewal {
-	t.Helper()
-	batch := make([]driver.Renewal, n)
-	for i := range batch {
-		batch[i].Lease = acquire(t, b, ask(fmt.Sprint(i), "owner"))
-	}
-	return batch
-}
-
 func inspect(t testing.TB, b driver.Inspector, key string) driver.KeyInfo {
 	t.Helper()
 	info, err := b.Inspect(t.Context(), key)
@@ -149,15 +139,15 @@ func inspect(t testing.TB, b driver.Inspector, key string) driver.KeyInfo {
 
 // owners lists who holds and who waits, as "a b / c d".
 func owners(info driver.KeyInfo) string {
-	s := ""
+	var s strings.Builder
 	for _, h := range info.Holders {
-		s += h.Owner + " "
+		s.WriteString(h.Owner + " ")
 	}
-	s += "/"
+	s.WriteString("/")
 	for _, w := range info.Waiters {
-		s += " " + w.Owner
+		s.WriteString(" " + w.Owner)
 	}
-	return s
+	return s.String()
 }
 
 // raw opens the file past the package.

@@ -683,8 +683,8 @@ func refreshDoesNothing() wrapper {
 	l := newLedger()
 	return func(b driver.Backend) driver.Backend {
 		return booked(l, b, nil, Hooks{Acquire: func(ctx context.Context, req driver.Request) (driver.Lease, error) {
-			waits := slices.ContainsFunc(look(b, req.Key).Waiters, func(w driver.WaiterInfo) bool { return w.Owner == req.Owner })
-			if waits {
+			holders := look(b, req.Key).Holders
+			if l.waiter(req.Key, req.Owner) >= 0 && len(holders) > 0 && holders[0].Owner != req.Owner {
 				held := l.known[req.Owner]
 				return driver.Lease{}, &held
 			}

@@ -41,18 +41,19 @@ type keyHistory struct {
 
 // claim is what one owner did on one key, from its first request to its last.
 type claim struct {
-	owner   string
-	by      *recorder // the client that asked
-	mode    driver.Mode
-	limit   int
-	floor   int64     // the largest token seen when it first asked
-	token   int64     // 0 as long as no grant has been seen
-	until   time.Time // the grant surely runs until then
-	waiting bool      // it may have a ticket
-	ended   bool      // a call to give it up has begun
-	forced  bool      // a call to take it away has begun
-	gone    bool      // the store has said that nothing of it is left
-	unsure  bool      // a call failed, so anything may be left
+	owner    string
+	by       *recorder // the client that asked
+	mode     driver.Mode
+	limit    int
+	floor    int64     // the largest token seen when it first asked
+	token    int64     // 0 as long as no grant has been seen
+	until    time.Time // the grant surely runs until then
+	waiting  bool      // it may have a ticket
+	ended    bool      // it has been given up: by a call that has begun, or with its session
+	releases int       // how many calls to give it up have begun
+	forced   bool      // a call to take it away has begun
+	gone     bool      // the store has said that nothing of it is left
+	unsure   bool      // a call failed, so anything may be left
 }
 
 func newHistory() *history { return &history{keys: make(map[string]*keyHistory)} }
@@ -336,10 +337,10 @@ func (r *recorder) release(ctx context.Context, lease driver.Lease) error {
 			c = nil
 		}
 	}
-	valid := c != nil && c.valid(time.Now())
 	gone := c == nil || c.gone
 	if c != nil {
 		c.ended = true
+		c.releases++
 	}
 	r.mu.Unlock()
 
@@ -353,7 +354,7 @@ func (r *recorder) release(ctx context.Context, lease driver.Lease) error {
 		r.errorf("key %q: %q released token %d, which it did not hold", lease.Key, lease.Owner, lease.Token)
 	case lost && lease.Token == 0:
 		r.errorf("key %q: a withdrawal of %q answered %v", lease.Key, lease.Owner, err)
-	case lost && valid && !c.forced && c.until.After(time.Now()):
+	case lost && c != nil && c.releases == 1 && !c.forced && c.token != 0 && c.until.After(time.Now()):
 		r.errorf("key %q: %q released token %d while it was valid, and was told of a loss", lease.Key, lease.Owner, lease.Token)
 	}
 	if c != nil {

@@ -21,7 +21,7 @@ const slack = 2 * time.Second
 
 // run returns the command line that runs a part of this program under a lock.
 func (d *demo) run(key, part string, args ...string) []string {
-	line := []string{filepath.Join(d.dir, "dlm"), "--backend", d.url(), "run", "--quiet", key, "--", d.self, part}
+	line := []string{filepath.Join(d.programs, "dlm"), "--backend", d.url(), "run", "--quiet", key, "--", d.self, part}
 	return append(line, args...)
 }
 
@@ -212,7 +212,7 @@ func (d *demo) flashSale(ctx context.Context) error {
 			return r, err
 		}
 		var out, messages bytes.Buffer
-		cmd := procs.Command(ctx, filepath.Join(d.dir, "flashsale"), append([]string{
+		cmd := procs.Command(ctx, filepath.Join(d.programs, "flashsale"), append([]string{
 			"-json", "-dir", dir, "-processes", strconv.Itoa(processes), "-stock", strconv.Itoa(stock), "-buyers", strconv.Itoa(buyers),
 		}, more...)...)
 		cmd.Stdout, cmd.Stderr = &out, &messages

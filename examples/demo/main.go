@@ -13,6 +13,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/url"
 	"os"
@@ -63,11 +64,17 @@ func run(ctx context.Context, args []string) error {
 		if part, ok := parts[args[0]]; ok && len(args) == 1+part.args {
 			return part.play(ctx, args[1:])
 		}
-		return errors.New("usage: demo")
+	}
+	d := &demo{}
+	flags := flag.NewFlagSet("demo", flag.ExitOnError)
+	flags.StringVar(&d.programs, "programs", "", "the `folder` to build the programs in (default a temporary one)")
+	_ = flags.Parse(args) // it exits on errors
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not done after %v", timeout))
 	defer cancel()
-	err := show(ctx)
+	err := d.show(ctx)
 	if err != nil && ctx.Err() != nil {
 		// Whatever failed, failed because of that.
 		return context.Cause(ctx)
@@ -77,16 +84,16 @@ func run(ctx context.Context, args []string) error {
 
 // demo is the scene of all acts.
 type demo struct {
-	dir   string       // everything that is written goes here
-	locks *dlm.Manager // on the same file as all processes
-	self  string       // this program
-	table table
+	self     string       // this program
+	programs string       // where the others are
+	dir      string       // for the locks, and for what they protect
+	locks    *dlm.Manager // on the same file as all processes
+	table    table
 }
 
 // show plays all acts and prints the table.
-func show(ctx context.Context) (err error) {
-	start := time.Now()
-	d := &demo{}
+func (d *demo) show(ctx context.Context) (err error) {
+	began := time.Now()
 	if d.self, err = os.Executable(); err != nil {
 		return err
 	}
@@ -94,6 +101,12 @@ func show(ctx context.Context) (err error) {
 		return err
 	}
 	defer os.RemoveAll(d.dir)
+	if d.programs == "" {
+		d.programs = d.dir
+	}
+	if d.programs, err = filepath.Abs(d.programs); err != nil {
+		return err
+	}
 
 	fmt.Println("Building dlm and the flash sale ...")
 	if err := d.build(ctx); err != nil {
@@ -114,7 +127,7 @@ func show(ctx context.Context) (err error) {
 	if err := d.table.print(os.Stdout); err != nil {
 		return err
 	}
-	fmt.Printf("\n%.0f seconds in all. No server was needed: the locks were in one file.\n", time.Since(start).Seconds())
+	fmt.Printf("\n%.0f seconds in all. No server was needed: the locks were in one file.\n", time.Since(began).Seconds())
 	return d.table.failed()
 }
 
@@ -132,7 +145,7 @@ func (d *demo) build(ctx context.Context) error {
 		filepath.Join(examples, "flashsale"),
 	} {
 		// The version that is stamped into a program is of no use here.
-		cmd := procs.Command(ctx, "go", "build", "-C", dir, "-buildvcs=false", "-o", d.dir, ".")
+		cmd := procs.Command(ctx, "go", "build", "-C", dir, "-buildvcs=false", "-o", d.programs+string(filepath.Separator), ".")
 		if err := cmd.Run(); err != nil {
 			return fmt.Errorf("go build in %s: %w", dir, err)
 		}

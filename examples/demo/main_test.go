@@ -14,9 +14,9 @@ func TestMain(m *testing.M) { programtest.Main(m) }
 // line is a line of the table.
 var line = regexp.MustCompile(`(?m)^\S.* {3,}\S.* {3,}\S.* {3,}(yes|NO)$`)
 
+// The others wait for this test, which builds the programs that they use.
 func TestDemo(t *testing.T) {
-	t.Parallel()
-	r := programtest.Run(t)
+	r := programtest.Run(t, "-programs", programtest.Folder())
 	lines := line.FindAllStringSubmatch(r.Stdout, -1)
 	if r.Code != 0 || len(lines) != 8 {
 		t.Fatalf("%d lines in the table: %+v", len(lines), r)
@@ -45,7 +45,7 @@ func TestTable(t *testing.T) {
 // Ctrl-C ends all processes.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
-	p := programtest.Start(t)
+	p := programtest.Start(t, "-programs", programtest.Folder())
 	p.Await(t, "worker 1 has the lock")
 	if code := p.Signal(t, os.Interrupt); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
@@ -58,14 +58,14 @@ func TestKilled(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux kills the children of a process that was killed")
 	}
-	p := programtest.Start(t)
+	p := programtest.Start(t, "-programs", programtest.Folder())
 	p.Await(t, "worker 1 has the lock")
 	p.Signal(t, os.Kill)
 }
 
 func TestUsage(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"extra"}, {"hold"}, {"-h"}} {
+	for _, args := range [][]string{{"extra"}, {"hold"}, {"-nonsense"}} {
 		if r := programtest.Run(t, args...); r.Code == 0 || r.Stderr == "" || r.Stdout != "" {
 			t.Errorf("%q: %+v", args, r)
 		}

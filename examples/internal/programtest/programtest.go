@@ -46,6 +46,9 @@ func run(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
+// Folder returns the folder of the program, which lasts as long as the tests.
+func Folder() string { return filepath.Dir(program) }
+
 // Result is what has become of a program.
 type Result struct {
 	Code           int

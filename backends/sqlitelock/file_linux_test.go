@@ -1,6 +1,7 @@
 package sqlitelock_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +16,26 @@ import (
 	"github.com/go-dlm/dlm/backends/sqlitelock"
 	"github.com/go-dlm/dlm/driver"
 )
+
+const nobody = 65534
+
+func init() { roles["open as nobody"] = openAsNobody }
+
+func openAsNobody(_ context.Context, args []string) error {
+	if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(nobody), syscall.Setuid(nobody)); err != nil {
+		return err
+	}
+	b, err := sqlitelock.New(args[0], nil)
+	if errors.Is(err, driver.ErrInvalid) {
+		fmt.Print("invalid: ", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = b.Acquire(context.Background(), try("k", "o"))
+	return errors.Join(err, b.Close())
+}
 
 func TestFileModes(t *testing.T) {
 	t.Parallel()
@@ -112,6 +133,9 @@ func TestUnusableFiles(t *testing.T) {
 		{"empty path", func(*testing.T, string) (string, error) { return "", nil }, "path is empty"},
 		{"zero byte", func(_ *testing.T, path string) (string, error) { return path + "\x00x", nil }, "zero byte"},
 		{"folder", func(_ *testing.T, path string) (string, error) { return path, os.Mkdir(path, 0o700) }, "is a folder"},
+		{"long path", func(_ *testing.T, path string) (string, error) {
+			return filepath.Join(filepath.Dir(path), strings.Repeat("long/", 100), "locks.db"), nil
+		}, "longer than"},
 		{"trailing slash", func(_ *testing.T, path string) (string, error) { return path + "/", nil }, "names a folder"},
 		{"root folder", func(*testing.T, string) (string, error) { return "/..", nil }, "names a folder"},
 		{"below a file", func(_ *testing.T, path string) (string, error) {
@@ -194,15 +218,15 @@ func snapshot(t *testing.T, dir string) string {
 	if err != nil {
 		return err.Error()
 	}
-	s := ""
+	var s strings.Builder
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil {
 			t.Fatal(err)
 		}
-		s += fmt.Sprintln(e.Name(), info.Size(), info.Mode(), info.ModTime())
+		s.WriteString(fmt.Sprintln(e.Name(), info.Size(), info.Mode(), info.ModTime()))
 	}
-	return s
+	return s.String()
 }
 
 // A database of another program that is open elsewhere, with changes only in
@@ -377,6 +401,18 @@ func mount(t *testing.T, options string) string {
 		}
 	})
 	return dir
+}
+
+// A full disk refuses what is new, certainly without effect.
+func TestDiskFull(t *testing.T) {
+	t.Parallel()
+	dir := mount(t, "size=400k")
+	b, err := sqlitelock.New(filepath.Join(dir, "locks.db"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeBackend(t, b)
+	fill(t, b, func() error { return nil })
 }
 
 func TestRemoteFileSystems(t *testing.T) {
