@@ -596,3 +596,115 @@ func TestManyWaiters(t *testing.T) {
 		}
 	})
 }
+
+// WAIT7: whatever a store says about the time that remains, a waiter looks
+// again, and not all the time.
+func TestRemainingNonsense(t *testing.T) {
+	for _, tt := range []struct {
+		remaining time.Duration
+		most      int // questions in 10s
+	}{
+		{-1 << 63, 20},
+		{-1, 20},
+		{0, 20},
+		{1, 10_000}, // it is always about to expire
+		{1<<63 - 1, 20},
+	} {
+		t.Run(fmt.Sprint(tt.remaining), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				b, err := memlock.New(memlock.NewStore(), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				calls := 0
+				m, err := dlm.NewManager(drivertest.Intercept(b, drivertest.Hooks{
+					Acquire: func(context.Context, driver.Request) (driver.Lease, error) {
+						calls++
+						return driver.Lease{}, &driver.HeldError{Holder: "x", Token: 1, Remaining: tt.remaining, Position: 1}
+					},
+				}), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				if _, err := m.AcquireLock(ctx, "k", time.Minute); !errors.Is(err, dlm.ErrHeld) {
+					t.Error(err)
+				}
+				if calls < 5 || calls > tt.most {
+					t.Errorf("%d questions in 10s", calls)
+				}
+				if err := m.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// WAIT9: a subscription that comes and goes does not make all waiters ask all
+// the time.
+func TestFlappingSubscription(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		b, err := memlock.New(store, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		faults := drivertest.NewFaults(drivertest.Intercept(b, drivertest.Hooks{
+			Listen: func(_ context.Context, _ string, handle func(driver.Event)) error {
+				handle(driver.Event{Kind: driver.EventUp})
+				return errors.New("closed by the load balancer")
+			},
+		}))
+		m, err := dlm.NewManager(faults.Backend(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := open(t, store, nil)
+		other.lock(t, "k", time.Hour)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		const waiters = 100
+		var wg sync.WaitGroup
+		for range waiters {
+			wg.Go(func() { _, _ = m.AcquireLock(ctx, "k", time.Minute) })
+		}
+		wg.Wait()
+		if n := faults.Calls(drivertest.OpAcquire); n > waiters*60 {
+			t.Errorf("%d questions of %d waiters in 30s", n, waiters)
+		}
+		if err := m.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A question that hangs does not keep a waiter from the key that is handed to
+// it meanwhile.
+func TestHandOverDuringQuestion(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		c, other := open(t, store, &dlm.LockConfig{CallTimeout: time.Minute}), open(t, store, nil)
+		l := other.lock(t, "k", time.Hour)
+		got := make(chan error, 1)
+		go func() {
+			_, err := c.AcquireLock(t.Context(), "k", time.Hour)
+			got <- err
+		}()
+		time.Sleep(500 * time.Millisecond)
+		fault := c.Inject(drivertest.Fault{Kind: drivertest.Hang, Op: drivertest.OpAcquire})
+		<-fault.Hit()
+		start := time.Now()
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-got; err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(start); d > 3*time.Second {
+			t.Errorf("the key idled for %v", d)
+		}
+		fault.Remove()
+	})
+}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/go-dlm/dlm"
-	"github.com/go-dlm/dlm/driver"
 	"github.com/go-dlm/dlm/driver/drivertest"
 	"github.com/go-dlm/dlm/memlock"
 )
@@ -134,9 +133,4 @@ func isDone(c <-chan struct{}) bool {
 	default:
 		return false
 	}
-}
-
-// acquireRequests keeps the owners that asked.
-func exclusive(key, owner string, ttl time.Duration) driver.Request {
-	return driver.Request{Key: key, Owner: owner, TTL: ttl, Limit: 1}
 }

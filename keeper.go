@@ -43,7 +43,8 @@ type keeper struct {
 // lane is a queue of grants that are due for renewal. There are several, so
 // that renewals which hang or fail do not hold up the others: a grant moves to
 // the second after a failure, in smaller company, and to the third, alone, if
-// the store answered others meanwhile.
+// the store answered others meanwhile. To find out whether it does, one in
+// eight goes alone at once.
 type lane struct {
 	line  []*grant // nil where one has left
 	head  int
@@ -355,7 +356,7 @@ func (k *keeper) settle(g *grant, r *driver.Renewal, start, now instant) {
 	default:
 		g.failures++
 		g.lastErr = r.Err
-		g.alone = k.lastOK >= start
+		g.alone = k.lastOK >= start || rand.N(8) == 0
 		if g.renewAt != forever {
 			// Closer to the deadline, try more often.
 			pause := min(m.cfg.backoff(g.failures), jitter(margin/8))
@@ -384,17 +385,18 @@ func (k *keeper) join(ctx context.Context, g *grant) error {
 			defer timer.Stop()
 			patience = timer.C
 		}
-		ended, impatient := false, false
+		var ended error
+		impatient := false
 		select {
 		case <-idle:
 		case <-patience:
 			impatient = true
 		case <-ctx.Done():
-			ended = true
+			ended = ctxErr(ctx) // not under the mutex, which a lock's context takes
 		}
 		k.m.mu.Lock()
-		if ended {
-			return ctx.Err()
+		if ended != nil {
+			return ended
 		}
 		if impatient && g.cancel != nil {
 			g.cancel()

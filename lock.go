@@ -120,7 +120,7 @@ func (l *Lock) check() {
 		return
 	}
 	m := l.g.m
-	now := m.clock.now()
+	now := m.clock.exactly()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if l.err == nil {
@@ -196,12 +196,23 @@ func (c *lockContext) Err() error {
 	return c.Context.Err()
 }
 
-// Value also answers for the lock itself, see ownContext.
+// lockKey finds the innermost lock of a context.
+type lockKey struct{}
+
+// Value also answers for the lock, see LockFromContext and ownContext.
 func (c *lockContext) Value(key any) any {
-	if key == any(c.l) {
-		return c
+	if key == any(c.l) || key == any(lockKey{}) {
+		return c.l
 	}
 	return c.Context.Value(key)
+}
+
+// LockFromContext returns the lock that a context belongs to, or nil: the one
+// whose [Lock.Context] made it or is the nearest of its parents. The function
+// that [WithDistributedLock] calls gets at its fencing token that way.
+func LockFromContext(ctx context.Context) *Lock {
+	l, _ := ctx.Value(lockKey{}).(*Lock)
+	return l
 }
 
 // ownContext says whether ctx ends with the lock.

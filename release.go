@@ -49,7 +49,7 @@ func (m *Manager) extend(ctx context.Context, l *Lock, ttl time.Duration) error 
 		}
 		return fmt.Errorf("%w: %w", ErrNotApplied, err)
 	}
-	m.keeper.expire(g, m.clock.now())
+	m.keeper.expire(g, m.clock.exactly())
 	if l.err != nil {
 		defer m.mu.Unlock()
 		return l.err
@@ -92,7 +92,7 @@ func (m *Manager) release(ctx context.Context, l *Lock) error {
 		ctx, cancel = detach(ctx)
 		defer cancel()
 	}
-	now := m.clock.now()
+	now := m.clock.exactly()
 	m.mu.Lock()
 	for l.releasing != nil {
 		other := l.releasing
@@ -195,7 +195,7 @@ func (m *Manager) free(ctx context.Context, l *Lock) (loss *LostError, err error
 	lease, deadline, doubtful := g.lease, g.deadline, l.doubtful
 	m.mu.Unlock()
 	if joined != nil {
-		err = fmt.Errorf("%w: a renewal is under way: %w", ErrNotApplied, ctxErr(ctx))
+		err = fmt.Errorf("%w: a renewal is under way: %w", ErrNotApplied, joined)
 	} else {
 		loss, doubtful, err = m.releaseLease(ctx, lease, deadline, doubtful)
 	}

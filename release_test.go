@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-dlm/dlm"
+	"github.com/go-dlm/dlm/driver"
 	"github.com/go-dlm/dlm/driver/drivertest"
 	"github.com/go-dlm/dlm/memlock"
 )
@@ -365,6 +366,191 @@ func TestSharedManager(t *testing.T) {
 		wantLoss(t, first.Release(t.Context()), dlm.ReasonExpired)
 		if _, err := c.TryLock(t.Context(), "k", time.Minute); !errors.Is(err, dlm.ErrHeld) || second.Err() != nil {
 			t.Errorf("a third one: %v; the second: %v", err, second.Err())
+		}
+	})
+}
+
+// A lock's own context, or that of a nested one, may be used for anything.
+func TestLockContextAsArgument(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		c, other := open(t, store, nil), open(t, store, nil)
+		outer := c.lock(t, "outer", time.Minute)
+		ctx := outer.Context(t.Context())
+		inner, err := c.AcquireLock(ctx, "inner", time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		both := inner.Context(ctx)
+		if dlm.LockFromContext(both) != inner || dlm.LockFromContext(ctx) != outer || dlm.LockFromContext(t.Context()) != nil {
+			t.Error("LockFromContext finds the wrong lock")
+		}
+		if _, err := c.GetLock(both, "inner"); err != nil {
+			t.Error(err)
+		}
+		if err := outer.Extend(both, time.Minute); err != nil {
+			t.Error(err)
+		}
+		// Releasing a lock ends its context, but not the call.
+		if err := outer.Release(both); err != nil {
+			t.Errorf("released with its own context: %v", err)
+		}
+		if ctx.Err() == nil || both.Err() == nil {
+			t.Error("the context of a released lock goes on")
+		}
+		if err := c.Close(inner.Context(t.Context())); err != nil {
+			t.Errorf("closed with the context of a lock: %v", err)
+		}
+		if list, err := other.ListLocks(t.Context(), "", "", 0); err != nil || len(list) != 0 {
+			t.Errorf("left behind: %v, %v", list, err)
+		}
+	})
+}
+
+// The loss of one lock, which its context carries into other calls, is not
+// taken for that of another.
+func TestForeignLoss(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		c, other := open(t, store, nil), open(t, store, nil)
+		a, b := c.lock(t, "a", 30*time.Second), c.lock(t, "b", time.Hour)
+		ctx := a.Context(t.Context())
+		if _, err := other.ForceRelease(t.Context(), "a", 0); err != nil {
+			t.Fatal(err)
+		}
+		<-a.Done()
+		if err := b.Extend(ctx, time.Hour); errors.Is(b.Err(), dlm.ErrLost) || err == nil {
+			t.Errorf("Extend: %v, Err: %v", err, b.Err())
+		}
+		if err := b.Release(ctx); err == nil {
+			t.Error("released on a context that had ended")
+		}
+		time.Sleep(time.Second) // the background releases it
+		if tokens := other.holders(t, "b"); len(tokens) != 0 {
+			t.Errorf("still held: %v", tokens)
+		}
+		if err := b.Release(t.Context()); err != nil {
+			t.Errorf("released again: %v", err)
+		}
+
+		// Nor does it keep a nested lock from being freed.
+		l := c.lock(t, "a", 30*time.Second)
+		owner := dlm.WithOwner(t.Context(), "o")
+		outer, err := c.AcquireLock(owner, "c", time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lost := dlm.WithOwner(l.Context(t.Context()), "o")
+		fault := c.Inject(drivertest.Fault{Kind: drivertest.Hang, Op: drivertest.OpExtend})
+		go func() {
+			time.Sleep(time.Second)
+			_, _ = other.ForceRelease(context.Background(), "a", 0)
+			fault.Remove()
+		}()
+		if inner, err := c.AcquireLock(lost, "c", time.Hour); err == nil {
+			if err := inner.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := outer.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Second)
+		if tokens := other.holders(t, "c"); len(tokens) != 0 {
+			t.Errorf("still held: %v", tokens)
+		}
+	})
+}
+
+// Close does not go on asking a dead store for longer than a TTL.
+func TestCloseDeadStore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b, err := memlock.New(memlock.NewStore(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		faults := drivertest.NewFaults(b)
+		m, err := dlm.NewManager(faults.Backend(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 1000 {
+			if _, err := m.TryLock(t.Context(), fmt.Sprint("k", i), 10*time.Second); err != nil {
+				t.Fatal(err)
+			}
+		}
+		heal := faults.Sever()
+		defer heal()
+		start := time.Now()
+		if err := m.Close(t.Context()); err == nil {
+			t.Error("Close did not say that locks were left")
+		}
+		if d := time.Since(start); d > 16*time.Second {
+			t.Errorf("Close took %v", d)
+		}
+	})
+}
+
+// Close leaves no call to the backend under way, not even a renewal of a lock
+// that was lost before.
+func TestCloseJoinsRenewals(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b, err := memlock.New(memlock.NewStore(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		under := 0 // calls; all goroutines of a bubble are joined by Close
+		closed := false
+		m, err := dlm.NewManager(drivertest.Intercept(b, drivertest.Hooks{
+			Extend: func(ctx context.Context, batch []driver.Renewal) {
+				under++
+				<-ctx.Done()
+				time.Sleep(time.Second) // a slow one
+				if closed {
+					t.Error("the backend was closed under a call")
+				}
+				under--
+			},
+			Close: func() error {
+				closed = true
+				return b.Close()
+			},
+		}), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := m.Acquire(t.Context(), "k", 30*time.Second, &dlm.AcquireOptions{MaxHold: 11 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-l.Done()
+		if err := m.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if under != 0 {
+			t.Errorf("%d calls under way after Close", under)
+		}
+	})
+}
+
+// A release does not wait for an Extend that hangs.
+func TestReleaseBesideExtend(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := open(t, memlock.NewStore(), &dlm.LockConfig{CallTimeout: time.Minute})
+		l := c.lock(t, "k", time.Hour)
+		fault := c.Inject(drivertest.Fault{Kind: drivertest.Hang, Op: drivertest.OpExtend})
+		extended := make(chan error, 1)
+		go func() { extended <- l.Extend(t.Context(), time.Hour) }()
+		<-fault.Hit()
+		start := time.Now()
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("the release took %v", d)
+		}
+		if err := <-extended; !errors.Is(err, dlm.ErrReleased) {
+			t.Errorf("Extend: %v", err)
 		}
 	})
 }

@@ -12,7 +12,7 @@ const releaseTimeout = 5 * time.Second
 // WithDistributedLock takes the key, calls fn, and releases the lock after fn
 // has returned. The context passed to fn is derived from ctx and ends when the
 // lock is lost; fn should stop then, because somebody else may soon hold the
-// key.
+// key. [LockFromContext] gets the lock, with its fencing token, out of it.
 //
 // The error joins that of fn and that of the lock: a loss while fn ran is an
 // error matching [ErrLost] even if fn returned nil, because fn may not have

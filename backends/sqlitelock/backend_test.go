@@ -74,13 +74,13 @@ func TestHandOver(t *testing.T) {
 		t.Fatalf("after the confirmation: %+v", info)
 	}
 	lost(t, b.Release(t.Context(), a), driver.ReasonTaken)
-	lost(t, extend(b, t.Context(), a), driver.ReasonTaken)
+	lost(t, extend(t.Context(), b, a), driver.ReasonTaken)
 	if info := inspect(t, b, "k"); owners(info) != "b / c" {
 		t.Fatalf("a late release changed something: %+v", info)
 	}
 	release(t, b, got)
 	next := inspect(t, b, "k").Holders[0]
-	if err := extend(b, t.Context(), driver.Lease{Key: "k", Owner: "c", Token: next.Token, TTL: time.Hour}); err != nil {
+	if err := extend(t.Context(), b, driver.Lease{Key: "k", Owner: "c", Token: next.Token, TTL: time.Hour}); err != nil {
 		t.Fatal(err)
 	}
 	if info := inspect(t, b, "k"); owners(info) != "c /" || info.Holders[0].Remaining != time.Hour {
@@ -150,7 +150,7 @@ func TestExpiry(t *testing.T) {
 	if info := inspect(t, b, "k"); info.Holders != nil || info.Limit != 0 {
 		t.Fatalf("%+v", info)
 	}
-	lost(t, extend(b, t.Context(), a), driver.ReasonGone)
+	lost(t, extend(t.Context(), b, a), driver.ReasonGone)
 	lost(t, b.Release(t.Context(), a), driver.ReasonGone)
 	next := acquire(t, b, try("k", "b"))
 	if next.Token <= a.Token {
@@ -159,13 +159,13 @@ func TestExpiry(t *testing.T) {
 	// Never shortened, and never brought back.
 	short := next
 	short.TTL = time.Second
-	if err := extend(b, t.Context(), short); err != nil {
+	if err := extend(t.Context(), b, short); err != nil {
 		t.Fatal(err)
 	}
 	if got := inspect(t, b, "k").Holders[0].Remaining; got != time.Minute {
 		t.Fatalf("a short extension left %v", got)
 	}
-	lost(t, extend(b, t.Context(), a), driver.ReasonTaken)
+	lost(t, extend(t.Context(), b, a), driver.ReasonTaken)
 	lost(t, b.Release(t.Context(), a), driver.ReasonTaken)
 }
 
@@ -301,7 +301,7 @@ func TestForceRelease(t *testing.T) {
 	if err != nil || len(got) != 1 || got[0].Owner != "a" || got[0].Token != a.Token || got[0].TTL != time.Minute {
 		t.Fatal(got, err)
 	}
-	lost(t, extend(b, t.Context(), a), driver.ReasonTaken)
+	lost(t, extend(t.Context(), b, a), driver.ReasonTaken)
 	next := inspect(t, b, "k").Holders[0]
 	if next.Owner != "b" {
 		t.Fatalf("%+v", next)
@@ -420,7 +420,7 @@ func TestLongTTL(t *testing.T) {
 	req.Manager = ""
 	l := acquire(t, b, req)
 	refused(t, b, ask("k", "b"))
-	if err := extend(b, t.Context(), l); err != nil {
+	if err := extend(t.Context(), b, l); err != nil {
 		t.Fatal(err)
 	}
 	if got := inspect(t, b, "k").Holders[0].Remaining; got < 100*365*24*time.Hour {
@@ -453,7 +453,7 @@ func TestClose(t *testing.T) {
 	_, listErr := b.List(t.Context(), "", "", 0)
 	_, forceErr := b.ForceRelease(t.Context(), "k", 0)
 	for _, err := range []error{
-		err, extend(b, t.Context(), l), b.Release(t.Context(), l), inspectErr, listErr, forceErr,
+		err, extend(t.Context(), b, l), b.Release(t.Context(), l), inspectErr, listErr, forceErr,
 		b.Listen(t.Context(), "m", func(driver.Event) {}),
 	} {
 		if !errors.Is(err, driver.ErrClosed) {

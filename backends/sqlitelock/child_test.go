@@ -28,12 +28,12 @@ const childWindow = 2 * time.Second
 var childOptions = &sqlitelock.Options{LivenessWindow: childWindow}
 
 // childCommand is the test binary in a role.
-func childCommand(role string, args ...string) *exec.Cmd {
+func childCommand(ctx context.Context, role string, args ...string) *exec.Cmd {
 	exe, err := os.Executable()
 	if err != nil {
 		panic(err)
 	}
-	cmd := exec.Command(exe, args...)
+	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Env = append(os.Environ(), childRole+"="+role)
 	return cmd
 }
@@ -48,7 +48,7 @@ type child struct {
 // start starts a process, which is killed at the end of the test at the latest.
 func start(t testing.TB, role string, args ...string) *child {
 	t.Helper()
-	cmd := childCommand(role, args...)
+	cmd := childCommand(t.Context(), role, args...)
 	cmd.Stderr = os.Stderr
 	in, inErr := cmd.StdinPipe()
 	out, outErr := cmd.StdoutPipe()
@@ -185,7 +185,7 @@ func churn(ctx context.Context, args []string) error {
 		case errors.Is(err, driver.ErrHeld):
 			err = b.Release(ctx, driver.Lease{Key: req.Key, Owner: req.Owner})
 		case err == nil:
-			err = errors.Join(lossIsFine(extend(b, ctx, lease)), lossIsFine(b.Release(ctx, lease)))
+			err = errors.Join(lossIsFine(extend(ctx, b, lease)), lossIsFine(b.Release(ctx, lease)))
 		}
 		if err != nil {
 			return err

@@ -2,6 +2,7 @@ package sqlitelock
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 
@@ -19,7 +20,7 @@ func systemClock() (clock, error) {
 	}
 	id = bytes.TrimSpace(id)
 	if len(id) == 0 {
-		return clock{}, fmt.Errorf("cannot tell this boot of the machine from others: the boot id is empty")
+		return clock{}, errors.New("cannot tell this boot of the machine from others: the boot id is empty")
 	}
 	boot := string(id)
 	// Kernels before 5.6 have no time namespaces and no such link.

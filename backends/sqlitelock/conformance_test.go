@@ -12,9 +12,14 @@ import (
 
 func harness(tb testing.TB) *drivertest.Harness {
 	path := file(tb)
+	unit, window := 300*time.Millisecond, time.Second
+	if raceEnabled {
+		unit, window = time.Second, 3*time.Second
+	}
 	return &drivertest.Harness{
+		Unit: unit,
 		Open: func(t testing.TB) driver.Backend {
-			b, err := sqlitelock.New(path, &sqlitelock.Options{LivenessWindow: time.Second})
+			b, err := sqlitelock.New(path, &sqlitelock.Options{LivenessWindow: window})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -73,11 +73,11 @@ func TestDescriptorsAreNotInherited(t *testing.T) {
 	w := newWaiter(t.Context(), b, "m")
 	defer w.close()
 	count := func(listing string) int { return strings.Count(listing, "locks.db") }
-	own, err := exec.Command("ls", "-l", fmt.Sprintf("/proc/%d/fd", os.Getpid())).Output()
+	own, err := exec.CommandContext(t.Context(), "ls", "-l", fmt.Sprintf("/proc/%d/fd", os.Getpid())).Output()
 	if err != nil || count(string(own)) < 3 {
 		t.Skipf("cannot see the own descriptors: %v\n%s", err, own)
 	}
-	child, err := exec.Command("ls", "-l", "/proc/self/fd").Output()
+	child, err := exec.CommandContext(t.Context(), "ls", "-l", "/proc/self/fd").Output()
 	if err != nil || count(string(child)) != 0 {
 		t.Fatalf("the child has the file open: %v\n%s", err, child)
 	}
@@ -312,20 +312,20 @@ func TestPermissions(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name string
-		make func(path string) error
+		make func(t *testing.T, path string) error
 		want string
 	}{
-		{"fine", func(string) error { return nil }, ""},
-		{"read-only file", func(path string) error {
+		{"fine", func(*testing.T, string) error { return nil }, ""},
+		{"read-only file", func(t *testing.T, path string) error {
 			return errors.Join(os.WriteFile(path, nil, 0o600), os.Chown(path, nobody, nobody), os.Chmod(path, 0o400))
 		}, "permission denied"},
-		{"unreadable file", func(path string) error {
+		{"unreadable file", func(t *testing.T, path string) error {
 			return errors.Join(os.WriteFile(path, nil, 0o600), os.Chown(path, nobody, nobody), os.Chmod(path, 0o200))
 		}, "permission denied"},
-		{"read-only folder", func(path string) error { return os.Chmod(filepath.Dir(path), 0o500) }, "permission denied"},
-		{"closed folder", func(path string) error { return os.Chmod(filepath.Dir(path), 0) }, "permission denied"},
-		{"read-only folder, valid file", func(path string) error {
-			if out, err := tryOpen(path); err != nil || out != "" {
+		{"read-only folder", func(_ *testing.T, path string) error { return os.Chmod(filepath.Dir(path), 0o500) }, "permission denied"},
+		{"closed folder", func(_ *testing.T, path string) error { return os.Chmod(filepath.Dir(path), 0) }, "permission denied"},
+		{"read-only folder, valid file", func(t *testing.T, path string) error {
+			if out, err := tryOpen(t, path); err != nil || out != "" {
 				return fmt.Errorf("%s (%w)", out, err)
 			}
 			return os.Chmod(filepath.Dir(path), 0o500)
@@ -338,10 +338,10 @@ func TestPermissions(t *testing.T) {
 				t.Skipf("only root can try this: %v", err)
 			}
 			path := filepath.Join(dir, "locks.db")
-			if err := c.make(path); err != nil {
+			if err := c.make(t, path); err != nil {
 				t.Fatal(err)
 			}
-			out, err := tryOpen(path)
+			out, err := tryOpen(t, path)
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
@@ -364,8 +364,8 @@ func worldDir(t *testing.T) string {
 
 // tryOpen opens and uses the file as an ordinary user, and returns the error's
 // text.
-func tryOpen(path string) (string, error) {
-	out, err := childCommand("open as nobody", path).CombinedOutput()
+func tryOpen(t *testing.T, path string) (string, error) {
+	out, err := childCommand(t.Context(), "open as nobody", path).CombinedOutput()
 	return string(out), err
 }
 

@@ -16,7 +16,7 @@ func TestFileDoesNotGrow(t *testing.T) {
 	path := file(t)
 	b := open(t, path, nil)
 	cycles := 20_000
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		cycles = 2_000
 	}
 	size := func() (n int64) {

@@ -122,7 +122,7 @@ func lost(t testing.TB, err error, want driver.LostReason) {
 	}
 }
 
-func extend(b driver.Backend, ctx context.Context, lease driver.Lease) error {
+func extend(ctx context.Context, b driver.Backend, lease driver.Lease) error {
 	batch := []driver.Renewal{{Lease: lease}}
 	b.Extend(ctx, batch)
 	return batch[0].Err

@@ -21,7 +21,7 @@ func TestProcessesExclude(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range processes {
 		wg.Go(func() {
-			out, err := childCommand("cycles", path, fmt.Sprint("p", i), strconv.Itoa(each)).CombinedOutput()
+			out, err := childCommand(t.Context(), "cycles", path, fmt.Sprint("p", i), strconv.Itoa(each)).CombinedOutput()
 			if err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
@@ -171,7 +171,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 	t.Parallel()
 	path := file(t)
 	rounds := 25
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		rounds = 5
 	}
 	for i := range rounds {
@@ -225,7 +225,7 @@ func TestProcessesCreateTogether(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 6 {
 			wg.Go(func() {
-				out, err := childCommand("cycles", path, fmt.Sprint("p", i), "2").CombinedOutput()
+				out, err := childCommand(t.Context(), "cycles", path, fmt.Sprint("p", i), "2").CombinedOutput()
 				if err != nil {
 					t.Errorf("%v\n%s", err, out)
 				}

@@ -55,7 +55,7 @@ func TestReboot(t *testing.T) {
 
 			// Whoever still goes by the old clock is refused.
 			for _, err := range []error{
-				extend(old, t.Context(), short),
+				extend(t.Context(), old, short),
 				old.Release(t.Context(), short),
 				func() error { _, err := old.Acquire(t.Context(), ask("x", "x")); return err }(),
 				func() error { _, err := old.Inspect(t.Context(), "x"); return err }(),
@@ -158,7 +158,7 @@ func TestFileDeletedOrReplaced(t *testing.T) {
 	check := func(word string) {
 		t.Helper()
 		_, err := old.Acquire(t.Context(), ask("k", "a"))
-		for _, err := range []error{err, extend(old, t.Context(), l), old.Release(t.Context(), l)} {
+		for _, err := range []error{err, extend(t.Context(), old, l), old.Release(t.Context(), l)} {
 			if !errors.Is(err, driver.ErrInvalid) || !contains(err, word) {
 				t.Fatalf("%v; want %q", err, word)
 			}
@@ -185,7 +185,7 @@ func TestLogDeleted(t *testing.T) {
 			if err := os.Remove(path + suffix); err != nil {
 				t.Fatal(err)
 			}
-			everyCall(old, t.Context(), lease, func(name string, err error) {
+			everyCall(t.Context(), old, lease, func(name string, err error) {
 				if !errors.Is(err, driver.ErrInvalid) || !contains(err, suffix+" has been removed") {
 					t.Errorf("%s: %v", name, err)
 				}
@@ -193,7 +193,7 @@ func TestLogDeleted(t *testing.T) {
 			if err := os.WriteFile(path+suffix, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			everyCall(old, t.Context(), lease, func(name string, err error) {
+			everyCall(t.Context(), old, lease, func(name string, err error) {
 				if !errors.Is(err, driver.ErrInvalid) || !contains(err, suffix+" has been replaced") {
 					t.Errorf("%s: %v", name, err)
 				}
@@ -212,7 +212,7 @@ func TestPowerFailure(t *testing.T) {
 	acquire(t, b, ask("before", "o"))
 	// Not by this process: closing the files would drop its locks on them.
 	for _, suffix := range []string{"", "-wal"} {
-		if out, err := exec.Command("cp", path+suffix, copied+suffix).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(t.Context(), "cp", path+suffix, copied+suffix).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}

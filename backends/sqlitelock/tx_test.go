@@ -14,10 +14,10 @@ import (
 )
 
 // everyCall runs each of the backend's calls.
-func everyCall(b *sqlitelock.Backend, ctx context.Context, lease driver.Lease, each func(name string, err error)) {
+func everyCall(ctx context.Context, b *sqlitelock.Backend, lease driver.Lease, each func(name string, err error)) {
 	_, err := b.Acquire(ctx, ask(lease.Key, "other"))
 	each("Acquire", err)
-	each("Extend", extend(b, ctx, lease))
+	each("Extend", extend(ctx, b, lease))
 	each("Release", b.Release(ctx, lease))
 	_, err = b.ForceRelease(ctx, lease.Key, 0)
 	each("ForceRelease", err)
@@ -34,7 +34,7 @@ func TestContextDone(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	everyCall(b, ctx, lease, check)
+	everyCall(ctx, b, lease, check)
 	_, err := b.Inspect(ctx, "k")
 	check("Inspect", err)
 	_, err = b.List(ctx, "", "", 0)
@@ -61,7 +61,7 @@ func TestFileLockedByOthers(t *testing.T) {
 	if _, err := conn.ExecContext(t.Context(), "BEGIN IMMEDIATE"); err != nil {
 		t.Fatal(err)
 	}
-	everyCall(b, timeout(t, 50*time.Millisecond), lease, func(name string, err error) {
+	everyCall(timeout(t, 50*time.Millisecond), b, lease, func(name string, err error) {
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, driver.ErrNotApplied) || errors.Is(err, driver.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -142,7 +142,7 @@ func TestDiskHangs(t *testing.T) {
 		t.Fatalf("in the middle of the transaction: %v", err)
 	}
 	// Those behind it never began.
-	everyCall(b, timeout(t, 20*time.Millisecond), lease, func(name string, err error) {
+	everyCall(timeout(t, 20*time.Millisecond), b, lease, func(name string, err error) {
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, driver.ErrNotApplied) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -175,7 +175,7 @@ func TestClockFails(t *testing.T) {
 	t.Cleanup(func() { closeBackend(t, b) })
 	lease := acquire(t, b, ask("k", "o"))
 	broken.Store(true)
-	everyCall(b, t.Context(), lease, func(name string, err error) {
+	everyCall(t.Context(), b, lease, func(name string, err error) {
 		if !errors.Is(err, driver.ErrNotApplied) || !contains(err, "no clock") {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -73,33 +73,43 @@ type process struct {
 	stdout bytes.Buffer
 	stderr bytes.Buffer // what has been read of it
 	lines  *bufio.Reader
+	feed   *os.File // the other end of lines
+	ended  chan struct{}
+	err    error // of Wait, once ended is closed
 }
 
 // prepare makes a process of dlm on a store.
 func prepare(t testing.TB, store string, args ...string) *process {
 	t.Helper()
-	p := &process{Cmd: exec.Command(binary, args...), t: t}
-	p.Env = environ("DLM_BACKEND=" + store)
-	p.Stdout = &p.stdout
-	pipe, err := p.StderrPipe()
+	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.lines = bufio.NewReader(pipe)
+	t.Cleanup(func() { r.Close() })
+	p := &process{
+		Cmd: exec.Command(binary, args...), t: t,
+		lines: bufio.NewReader(r), feed: w, ended: make(chan struct{}),
+	}
+	p.Env = environ("DLM_BACKEND=" + store)
+	p.Stdout, p.Stderr = &p.stdout, w
 	return p
 }
 
 // start starts it.
 func (p *process) start() *process {
 	p.t.Helper()
-	if err := p.Start(); err != nil {
+	err := p.Start()
+	p.feed.Close()
+	if err != nil {
 		p.t.Fatal(err)
 	}
+	go func() {
+		p.err = p.Wait()
+		close(p.ended)
+	}()
 	p.t.Cleanup(func() {
-		if p.ProcessState == nil {
-			p.Process.Kill()
-			p.wait()
-		}
+		p.Process.Kill()
+		<-p.ended
 	})
 	return p
 }
@@ -128,9 +138,9 @@ func (p *process) says(text string) string {
 func (p *process) wait() int {
 	p.t.Helper()
 	io.Copy(&p.stderr, p.lines)
-	err := p.Wait()
-	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
-		p.t.Fatal(err)
+	<-p.ended
+	if exit, ok := errors.AsType[*exec.ExitError](p.err); p.err != nil && !ok {
+		p.t.Fatal(p.err)
 	} else if ok {
 		if status := exit.Sys().(syscall.WaitStatus); status.Signaled() {
 			return -int(status.Signal())
@@ -225,9 +235,21 @@ func queue(t testing.TB, store, key string, flags ...string) *holder {
 
 func queueTree(t testing.TB, store, key string, flags []string, behaviours ...string) *holder {
 	t.Helper()
-	tree := proctest.New(t)
 	args := append(append([]string{"run"}, flags...), key, "--")
-	return &holder{startDLM(t, store, append(args, tree.Args(behaviours...)...)...), tree}
+	return startTree(t, store, args, behaviours...)
+}
+
+// startTree starts a dlm whose command, which is appended to the arguments, has
+// these behaviours.
+func startTree(t testing.TB, store string, args []string, behaviours ...string) *holder {
+	t.Helper()
+	tree := proctest.New(t)
+	h := &holder{startDLM(t, store, append(args, tree.Args(behaviours...)...)...), tree}
+	go func() {
+		<-h.ended
+		tree.NoMore()
+	}()
+	return h
 }
 
 // let lets the command of a holder end, and waits until dlm has.

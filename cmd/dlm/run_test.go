@@ -17,8 +17,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/go-dlm/dlm/cmd/dlm/internal/proctest"
 )
 
 func TestRunPassesExitCodeOn(t *testing.T) {
@@ -297,8 +295,8 @@ func TestRunShared(t *testing.T) {
 func TestRunRenews(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
-	h := hold(t, store, "k", "--ttl", "600ms")
-	w := startDLM(t, store, "run", "--wait", "1500ms", "k", "--", "true")
+	h := hold(t, store, "k", "--ttl", "2s")
+	w := startDLM(t, store, "run", "--wait", "5s", "k", "--", "true")
 	w.says("waiting")
 	w.expect(75)
 	h.let()
@@ -409,20 +407,20 @@ func awaitOpen(t testing.TB, pid int, path string) {
 func TestRunLeftovers(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
-	tree := proctest.New(t)
-	args := append([]string{"run", "--ttl", "3s", "k", "--"}, tree.Args("ignore", "child", "daemon", "exit 3")...)
-	p := startDLM(t, store, args...)
-	tree.Await("child", "daemon")
+	p := holdTree(t, store, "k", []string{"--ttl", "3s"}, []string{"child", "daemon", "command"},
+		"ignore", "child", "daemon", "ready", "usr1", "exit 3")
 	next := queue(t, store, "k")
+	delete(p.tree.Pids, "command")
+	p.signal(syscall.SIGUSR1)
 	next.tree.Await("command")
-	if left := tree.Living(); len(left) > 0 {
+	if left := p.tree.Living(); len(left) > 0 {
 		t.Errorf("the next holder runs beside %v", left)
 	}
 	p.expect(3)
 	if !isMessage(p.stderr.String(), "left processes behind") {
 		t.Errorf("messages %q", &p.stderr)
 	}
-	tree.Gone()
+	p.tree.Gone()
 	next.let()
 }
 
@@ -455,11 +453,9 @@ func TestRunNested(t *testing.T) {
 func TestRunNestedKilled(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
-	tree := proctest.New(t)
-	args := append([]string{"run", "a", "--", binary, "run", "b", "--"}, tree.Args("ignore", "daemon", "ready", "stay")...)
-	p := startDLM(t, store, args...)
-	tree.Await("command", "daemon")
+	p := startTree(t, store, []string{"run", "a", "--", binary, "run", "b", "--"}, "ignore", "daemon", "ready", "stay")
+	p.tree.Await("command", "daemon")
 	p.signal(syscall.SIGKILL)
-	tree.Gone()
-	p.wait()
+	p.tree.Gone()
+	p.expect(-int(syscall.SIGKILL))
 }

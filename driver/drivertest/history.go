@@ -337,6 +337,7 @@ func (r *recorder) release(ctx context.Context, lease driver.Lease) error {
 			c = nil
 		}
 	}
+	valid := c != nil && c.valid(time.Now())
 	gone := c == nil || c.gone
 	if c != nil {
 		c.ended = true
@@ -354,7 +355,7 @@ func (r *recorder) release(ctx context.Context, lease driver.Lease) error {
 		r.errorf("key %q: %q released token %d, which it did not hold", lease.Key, lease.Owner, lease.Token)
 	case lost && lease.Token == 0:
 		r.errorf("key %q: a withdrawal of %q answered %v", lease.Key, lease.Owner, err)
-	case lost && c != nil && c.releases == 1 && !c.forced && c.token != 0 && c.until.After(time.Now()):
+	case lost && valid && !c.forced && c.releases == 1 && c.until.After(time.Now()):
 		r.errorf("key %q: %q released token %d while it was valid, and was told of a loss", lease.Key, lease.Owner, lease.Token)
 	}
 	if c != nil {

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -44,6 +45,8 @@ type Tree struct {
 	t     testing.TB
 	path  string
 	lines *bufio.Scanner
+	open  *os.File // the test's own end for writing, so that there is one before the command starts
+	once  sync.Once
 }
 
 // New prepares a command.
@@ -53,8 +56,23 @@ func New(t testing.TB) *Tree {
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return &Tree{t: t, path: path, Pids: map[string]int{}}
+	open, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pipe, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pipe.Close() })
+	tr := &Tree{t: t, path: path, Pids: map[string]int{}, lines: bufio.NewScanner(pipe), open: open}
+	t.Cleanup(tr.NoMore)
+	return tr
 }
+
+// NoMore says that the command has ended or will never start, so that nobody
+// waits for it in vain. It may be called more than once.
+func (tr *Tree) NoMore() { tr.once.Do(func() { tr.open.Close() }) }
 
 // Args is the command line for these behaviours, which are done in order:
 //
@@ -74,14 +92,6 @@ func (tr *Tree) Args(behaviours ...string) []string {
 // Await waits until the processes with these names are ready.
 func (tr *Tree) Await(names ...string) {
 	tr.t.Helper()
-	if tr.lines == nil {
-		pipe, err := os.Open(tr.path) // waits for a writer
-		if err != nil {
-			tr.t.Fatal(err)
-		}
-		tr.t.Cleanup(func() { pipe.Close() })
-		tr.lines = bufio.NewScanner(pipe)
-	}
 	left := slices.Clone(names)
 	for len(left) > 0 {
 		if !tr.lines.Scan() {
@@ -95,6 +105,7 @@ func (tr *Tree) Await(names ...string) {
 			tr.t.Fatalf("unexpected report %q", tr.lines.Text())
 		}
 		left = slices.Delete(left, i, i+1)
+		tr.NoMore() // the command holds the pipe open
 		tr.Pids[name] = pid
 		if name == "command" {
 			tr.Parent = parent
@@ -121,15 +132,20 @@ func (tr *Tree) Living() []string {
 	return names
 }
 
+// held is the pipe of a process that plays. It is to be open for as long as the
+// process lives, also when nothing uses it any more.
+var held *os.File
+
 // play does what a process of the tree is told. pipe is a path, or the number
 // of an inherited descriptor.
 func play(pipe string, behaviours []string) {
-	var w *os.File
-	if fd, err := strconv.Atoi(pipe); err == nil {
-		w = os.NewFile(uintptr(fd), "pipe")
-	} else if w, err = os.OpenFile(pipe, os.O_WRONLY, 0); err != nil {
+	var err error
+	if fd, e := strconv.Atoi(pipe); e == nil {
+		held = os.NewFile(uintptr(fd), "pipe")
+	} else if held, err = os.OpenFile(pipe, os.O_WRONLY, 0); err != nil {
 		panic(err)
 	}
+	w := held
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGUSR1)
 	name := "command"

@@ -122,6 +122,7 @@ func runTree(t *testing.T, o order, names []string, behaviours ...string) *run {
 	o.Path = o.Args[0]
 	r := start(t, o)
 	r.Tree = tree
+	r.expect("started")
 	tree.Await(names...)
 	return r
 }

@@ -77,7 +77,6 @@ func TestNoTimeLeft(t *testing.T) {
 func TestSignalReachesGroup(t *testing.T) {
 	t.Parallel()
 	r := runTree(t, order{}, []string{"command", "child"}, "child", "ready", "usr1", "exit 5")
-	r.expect("started")
 	r.tell("signal 10")
 	if n := r.expect("exited"); n.Code != 5 {
 		t.Errorf("got %+v, want exit code 5", n)
@@ -90,7 +89,6 @@ func TestSignalReachesGroup(t *testing.T) {
 func TestStopIsReported(t *testing.T) {
 	t.Parallel()
 	r := runTree(t, order{}, []string{"command"}, "ready", "usr1", "exit 0")
-	r.expect("started")
 	r.kill(r.Pids["command"], syscall.SIGSTOP)
 	if n := r.expect("stopped"); n.Signal != int(syscall.SIGSTOP) {
 		t.Errorf("got %+v", n)
@@ -106,7 +104,6 @@ func TestSchedule(t *testing.T) {
 	t.Parallel()
 	linuxOnly(t)
 	r := runTree(t, order{}, everybody, family...)
-	r.expect("started")
 	now := supervise.Now()
 	r.tell(`{"Term":100000000,"Kill":400000000}`)
 	r.expect("ending")
@@ -123,7 +120,6 @@ func TestSchedule(t *testing.T) {
 func TestTermIsEnough(t *testing.T) {
 	t.Parallel()
 	r := runTree(t, order{}, []string{"command", "child"}, "child", "ready", "stay")
-	r.expect("started")
 	r.tell(`{"Term":1000000}`)
 	if n := r.expect("ending", "exited"); n.Signal != int(syscall.SIGTERM) {
 		t.Errorf("got %+v, want death by SIGTERM", n)
@@ -137,7 +133,6 @@ func TestTermIsEnough(t *testing.T) {
 func TestReschedule(t *testing.T) {
 	t.Parallel()
 	r := runTree(t, order{}, []string{"command"}, "ignore", "ready", "usr1", "ready", "stay")
-	r.expect("started")
 	began := supervise.Now()
 	r.tell(`{"Term":1000000000,"Kill":1000000000}`)
 	r.reachesShim()
@@ -158,7 +153,7 @@ func TestLeftovers(t *testing.T) {
 	linuxOnly(t)
 	r := runTree(t, order{Leftover: 100 * time.Millisecond}, []string{"child", "orphan", "daemon"},
 		"ignore", "child", "orphan", "daemon", "exit 3")
-	if n := r.expect("started", "exited"); n.Code != 3 {
+	if n := r.expect("exited"); n.Code != 3 {
 		t.Errorf("exit code %d, want 3", n.Code)
 	}
 	r.expect("leftovers", "done")
@@ -171,7 +166,7 @@ func TestLeftoversHurry(t *testing.T) {
 	t.Parallel()
 	linuxOnly(t)
 	r := runTree(t, order{Leftover: time.Hour}, []string{"daemon"}, "ignore", "daemon", "exit 0")
-	r.expect("started", "exited")
+	r.expect("exited")
 	r.tell("signal 15")
 	r.expect("leftovers")
 	r.tell(`{"Kill":1000000}`)
@@ -183,7 +178,6 @@ func TestCallerKilled(t *testing.T) {
 	t.Parallel()
 	linuxOnly(t)
 	r := runTree(t, order{}, everybody, family...)
-	r.expect("started")
 	r.cmd.Process.Kill()
 	r.Gone()
 }
@@ -192,7 +186,6 @@ func TestShimKilled(t *testing.T) {
 	t.Parallel()
 	linuxOnly(t)
 	r := runTree(t, order{}, everybody, family...)
-	r.expect("started")
 	r.kill(r.Parent, syscall.SIGKILL)
 	if n := r.expect("shim died", "exited"); n.Signal != int(syscall.SIGKILL) {
 		t.Errorf("got %+v, want death by SIGKILL", n)
@@ -206,7 +199,6 @@ func TestBothKilled(t *testing.T) {
 	t.Parallel()
 	linuxOnly(t)
 	r := runTree(t, order{}, []string{"command"}, "ignore", "ready", "stay")
-	r.expect("started")
 	// A stopped shim cannot act before it is killed.
 	r.kill(r.Parent, syscall.SIGSTOP)
 	r.cmd.Process.Kill()
@@ -219,7 +211,6 @@ func TestShimStopped(t *testing.T) {
 	t.Parallel()
 	linuxOnly(t)
 	r := runTree(t, order{}, everybody, family...)
-	r.expect("started")
 	r.kill(r.Parent, syscall.SIGSTOP)
 	r.tell(`{"Term":1000000,"Kill":2000000,"Hard":100000000}`)
 	r.expect("shim died", "exited", "done")
@@ -231,7 +222,6 @@ func TestShimStopped(t *testing.T) {
 func TestShimStoppedAndContinued(t *testing.T) {
 	t.Parallel()
 	r := runTree(t, order{}, []string{"command"}, "ready", "usr1", "ready", "usr1", "exit 9")
-	r.expect("started")
 	began := supervise.Now()
 	r.tell(`{"Term":1000000000,"Kill":1000000000}`)
 	r.reachesShim()
@@ -251,7 +241,6 @@ func TestCallerStopped(t *testing.T) {
 	t.Parallel()
 	linuxOnly(t)
 	r := runTree(t, order{}, everybody, "ignore", "child", "orphan", "daemon", "ready", "usr1", "ready", "stay")
-	r.expect("started")
 	r.tell(`{"Term":1000000000,"Kill":1100000000}`)
 	r.reachesShim()
 	r.kill(r.cmd.Process.Pid, syscall.SIGSTOP)
@@ -264,7 +253,6 @@ func TestCallerStopped(t *testing.T) {
 func TestShimIsDeaf(t *testing.T) {
 	t.Parallel()
 	r := runTree(t, order{}, []string{"command"}, "ready", "usr1", "exit 4")
-	r.expect("started")
 	for _, sig := range []syscall.Signal{
 		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
 		syscall.SIGALRM, syscall.SIGPIPE, syscall.SIGTSTP,
