@@ -301,7 +301,7 @@ func TestWithdrawalInBackground(t *testing.T) {
 func TestCancelMeetsHandOver(t *testing.T) {
 	store := memlock.NewStore()
 	c, other := open(t, store, nil), open(t, store, nil)
-	for i := range 3000 {
+	for i := range 1500 {
 		l := c.lock(t, "k", time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup

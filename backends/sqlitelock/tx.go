@@ -129,13 +129,15 @@ func (b *Backend) ready(ctx context.Context) error {
 }
 
 // patiently repeats fn while the file is busy. SQLite's own busy handler would
-// sleep for up to 100ms at a time.
+// sleep for up to 100ms at a time. The pauses grow with the time waited, slowly
+// enough for a fair chance beside a process that hardly ever lets go.
 func (b *Backend) patiently(ctx context.Context, fn func() error) error {
-	for pause := minBusyPause; ; pause = min(pause*3/2, maxBusyPause) {
+	for start := time.Now(); ; {
 		err := fn()
 		if !busy(err) {
 			return err
 		}
+		pause := min(max(time.Since(start)/64, minBusyPause), maxBusyPause)
 		timer := time.NewTimer(pause/2 + rand.N(pause))
 		select {
 		case <-timer.C:

@@ -170,7 +170,9 @@ func errorsAreToldApart(e *env) {
 	check("ExtendLock of a released lock", m.ExtendLock(e.within(e.patience), l, ttl), "released")
 	l = m.lock("k", ttl)
 	m.shut()
-	check("ExtendLock after Close", m.ExtendLock(e.within(e.patience), l, ttl), "closed")
+	if err := m.ExtendLock(e.within(e.patience), l, ttl); !errors.Is(err, dlm.ErrClosed) {
+		e.fatalf("ExtendLock after Close: %v, want ErrClosed", err)
+	}
 	_, err = m.TryLock(e.within(e.patience), "k", ttl)
 	check("TryLock after Close", err, "closed")
 }

@@ -137,7 +137,9 @@ func (m *model) acquire(req driver.Request) modelAnswer {
 	if g := k.grant(req.Owner); g != nil {
 		g.confirmed = true
 		g.expires = max(g.expires, m.now+req.TTL)
-		return modelAnswer{granted: g.number}
+		number := g.number
+		m.serve(k, "")
+		return modelAnswer{granted: number}
 	}
 	if have := m.limit(k, req.Owner); have != 0 && have != req.Limit {
 		return modelAnswer{limit: have}

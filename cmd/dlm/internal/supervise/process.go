@@ -53,6 +53,9 @@ type Process struct {
 //
 // All events must be received, up to [Done].
 func Start(spec Spec) (*Process, error) {
+	if !spec.Schedule.allows(Now()) {
+		return nil, ErrTooLate
+	}
 	// If the shim dies, its descendants become ours.
 	if err := adoptOrphans(); err != nil {
 		return nil, fmt.Errorf("prepare to start a command: %w", err)
@@ -95,10 +98,10 @@ func Start(spec Spec) (*Process, error) {
 	}
 	for range p.events { // until all has ended
 	}
-	switch f.op {
-	case opFailed:
+	switch {
+	case f.op == opFailed:
 		return nil, &StartError{Path: spec.Path, Err: syscall.Errno(f.a)}
-	case opTooLate:
+	case f.op == opTooLate, !spec.Schedule.allows(Now()):
 		return nil, ErrTooLate
 	}
 	return nil, errors.New("the supervisor of the command died")

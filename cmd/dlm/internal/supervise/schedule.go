@@ -31,6 +31,9 @@ type Schedule struct {
 	Hard Instant
 }
 
+// allows says whether a command may still be started.
+func (s Schedule) allows(now Instant) bool { return now < s.Term && now < s.Kill }
+
 // Spec is what to run.
 type Spec struct {
 	// Path is the file to execute; see [LookPath].

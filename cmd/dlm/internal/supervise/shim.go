@@ -264,7 +264,7 @@ func (s *shim) start(leftover time.Duration, foreground bool) {
 		return
 	}
 	s.leftover = leftover
-	if now := Now(); now >= s.term || now >= s.kill {
+	if !(Schedule{Term: s.term, Kill: s.kill}).allows(Now()) {
 		s.over = true
 		s.report(frame{op: opTooLate})
 		return
