@@ -284,12 +284,11 @@ func (s *sale) buy(
 	if s.unsafe {
 		return s.trade(ctx, units, buyer, 0)
 	}
-	lock, err := locks.AcquireLock(ctx, key, ttl)
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, finish(ctx, lock.Release)) }()
-	return s.trade(lock.Context(ctx), units, buyer, lock.Token)
+	err = dlm.WithDistributedLock(ctx, locks, key, ttl, func(ctx context.Context) (err error) {
+		sold, err = s.trade(ctx, units, buyer, dlm.LockFromContext(ctx).Token)
+		return err
+	})
+	return sold, err
 }
 
 // trade reads the stock, takes the payment, and writes the new stock. Whether

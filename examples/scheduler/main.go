@@ -171,26 +171,24 @@ func (s *scheduler) await(ctx context.Context, tick int64) error {
 // It waits for the lock instead of trying it: if the process that runs the job
 // dies, another one finds no record and runs it.
 func once(ctx context.Context, locks dlm.LockManager, records *ledger.Ledger[job], j job) (token int64, err error) {
-	lock, err := locks.AcquireLock(ctx, key, ttl)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, finish(ctx, lock.Release)) }()
-
-	list, err := records.Read()
-	if err != nil {
-		return 0, err
-	}
-	if n := len(list); n > 0 && list[n-1].Value.Tick >= j.Tick {
-		return 0, nil
-	}
-	if err := work(lock.Context(ctx)); err != nil {
-		return 0, err
-	}
-	// The record is what the job achieves here. If a job achieves something
-	// elsewhere, and the process dies before the record is written, then
-	// another process runs it again.
-	return lock.Token, records.Append(lock.Token, j)
+	err = dlm.WithDistributedLock(ctx, locks, key, ttl, func(ctx context.Context) error {
+		list, err := records.Read()
+		if err != nil {
+			return err
+		}
+		if n := len(list); n > 0 && list[n-1].Value.Tick >= j.Tick {
+			return nil
+		}
+		if err := work(ctx); err != nil {
+			return err
+		}
+		// The record is what the job achieves here. If a job achieves
+		// something elsewhere, and the process dies before the record is
+		// written, then another process runs it again.
+		token = dlm.LockFromContext(ctx).Token
+		return records.Append(token, j)
+	})
+	return token, err
 }
 
 // work is the job. It takes less time than the clocks are apart. It stops when

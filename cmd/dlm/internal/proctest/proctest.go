@@ -84,6 +84,7 @@ func (tr *Tree) NoMore() { tr.once.Do(func() { tr.open.Close() }) }
 //	usr1     wait for SIGUSR1
 //	signal   wait for a signal, and end with 100 and its number
 //	exit N   end with an exit code
+//	root     become another user, if the file has the set-user-ID bit
 //	stay     live on
 func (tr *Tree) Args(behaviours ...string) []string {
 	return append([]string{os.Args[0], marker, tr.path}, behaviours...)
@@ -162,6 +163,10 @@ func play(pipe string, behaviours []string) {
 		switch word, arg, _ := strings.Cut(b, " "); word {
 		case "ignore":
 			signal.Ignore(syscall.SIGTERM)
+		case "root":
+			if err := syscall.Setuid(os.Geteuid()); err != nil {
+				panic(err)
+			}
 		case "name":
 			name = arg
 		case "child":

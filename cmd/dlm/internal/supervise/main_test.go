@@ -128,7 +128,7 @@ func runTree(t *testing.T, o order, names []string, behaviours ...string) *run {
 }
 
 // start starts the helper "caller".
-func start(t *testing.T, o order) *run {
+func start(t *testing.T, o order, options ...func(*exec.Cmd)) *run {
 	t.Helper()
 	arg, err := json.Marshal(o)
 	if err != nil {
@@ -138,6 +138,9 @@ func start(t *testing.T, o order) *run {
 	r.cmd.Stderr = os.Stderr
 	// Processes with the race detector would take a second to end.
 	r.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+	for _, option := range options {
+		option(r.cmd)
+	}
 	if r.in, err = r.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}

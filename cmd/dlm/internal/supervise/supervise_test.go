@@ -3,7 +3,9 @@
 package supervise_test
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-dlm/dlm/cmd/dlm/internal/proctest"
 	"github.com/go-dlm/dlm/cmd/dlm/internal/supervise"
 )
 
@@ -262,6 +265,45 @@ func TestShimIsDeaf(t *testing.T) {
 	r.tell("signal 10")
 	if n := r.expect("exited"); n.Code != 4 {
 		t.Errorf("got %+v, want exit code 4", n)
+	}
+	r.expect("done")
+}
+
+// A process that may not be killed keeps the run from being over.
+func TestStuck(t *testing.T) {
+	t.Parallel()
+	linuxOnly(t)
+	if os.Getuid() != 0 {
+		t.Skip("needs to be root, to run as somebody else")
+	}
+	// Others cannot look into t.TempDir.
+	dir, err := os.MkdirTemp("", "stuck-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	program, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, rooted := filepath.Join(dir, "plain"), filepath.Join(dir, "rooted")
+	err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(plain, program, 0o755), os.WriteFile(rooted, program, 0o755),
+		os.Chmod(rooted, 0o755|os.ModeSetuid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := proctest.New(t)
+	r := start(t, order{Path: rooted, Args: tree.Args("root", "ready", "usr1", "exit 3")}, func(cmd *exec.Cmd) {
+		cmd.Path = plain
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	})
+	r.expect("started")
+	tree.Await("command")
+	r.tell(`{"Term":1000000,"Kill":1000000}`)
+	r.expect("ending", "stuck")
+	r.kill(tree.Pids["command"], syscall.SIGUSR1)
+	if n := r.expect("exited"); n.Code != 3 {
+		t.Errorf("got %+v, want exit code 3", n)
 	}
 	r.expect("done")
 }
