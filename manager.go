@@ -97,11 +97,9 @@ func NewManager(backend driver.Backend, cfg *LockConfig) (*Manager, error) {
 	m.id = newValue(conf.Label)
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	m.keeper = newKeeper(m)
-	m.calls.Add(1)
-	go func() {
-		defer m.calls.Done()
+	m.calls.Go(func() {
 		m.keeper.run(m.ctx)
-	}()
+	})
 	return m, nil
 }
 

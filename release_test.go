@@ -44,7 +44,7 @@ func TestRelease(t *testing.T) {
 		if err := l.Extend(t.Context(), time.Minute); !errors.Is(err, dlm.ErrReleased) {
 			t.Errorf("Extend after Release: %v", err)
 		}
-		if ctx := l.Context(t.Context()); ctx.Err() == nil || context.Cause(ctx) != context.Canceled {
+		if ctx := l.Context(t.Context()); ctx.Err() == nil || !errors.Is(context.Cause(ctx), context.Canceled) {
 			t.Error("a context made after the release goes on")
 		}
 	})

@@ -150,11 +150,9 @@ func (m *Manager) listenNow() {
 		return
 	}
 	m.listen.started = true
-	m.calls.Add(1)
-	go func() {
-		defer m.calls.Done()
+	m.calls.Go(func() {
 		m.listenLoop()
-	}()
+	})
 }
 
 // subscriptions is how often the subscription has come up.

@@ -58,8 +58,8 @@ func TestWithDistributedLock(t *testing.T) {
 		// A panic, or the end of the goroutine, releases.
 		func() {
 			defer func() {
-				if p := recover(); p != failure {
-					t.Errorf("recovered %v", p)
+				if err, _ := recover().(error); !errors.Is(err, failure) {
+					t.Errorf("recovered %v", err)
 				}
 			}()
 			_ = dlm.WithDistributedLock(ctx, c, "k", time.Minute, func(context.Context) error { panic(failure) })
