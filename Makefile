@@ -65,7 +65,7 @@ lint: tools
 
 .PHONY: arch
 arch: tools # the rules of the module tree, see tools/arch
-	cd tools && GOWORK=off go test ./...
+	cd tools && GOWORK=off go vet ./... && GOWORK=off go test ./...
 	'$(bin)/arch'
 
 .PHONY: tidy

@@ -54,7 +54,7 @@ func TestBadInput(t *testing.T) {
 			_, err := c.GetLock(none, "k")
 			return err
 		}, "context is nil"},
-		{"nil context in Release", func() error { return foreign.Release(none) }, "context is nil"},           
+		{"nil context in Release", func() error { return foreign.Release(none) }, "context is nil"},
 		{"nil context in Extend", func() error { return foreign.Extend(none, time.Minute) }, "context is nil"},
 		{"nil lock released", func() error { return c.ReleaseLock(ctx, nil) }, "lock is nil"},
 		{"nil lock extended", func() error { return c.ExtendLock(ctx, nil, time.Minute) }, "lock is nil"},

@@ -1,6 +1,8 @@
 package sqlitelock
 
 import (
+	"database/sql"
+	sqldriver "database/sql/driver"
 	"errors"
 	"fmt"
 
@@ -26,6 +28,11 @@ func code(err error) int {
 		return e.Code() & 0xff
 	}
 	return 0
+}
+
+// broken says that a failure leaves the connection in doubt.
+func broken(err error) bool {
+	return code(err) != 0 || errors.Is(err, sql.ErrConnDone) || errors.Is(err, sqldriver.ErrBadConn)
 }
 
 // hopeless says that repeating the call cannot help: somebody has to do

@@ -17,7 +17,7 @@ func TestFileDoesNotGrow(t *testing.T) {
 	b := open(t, path, nil)
 	cycles := 20_000
 	if testing.Short() || raceEnabled {
-		cycles = 2_000
+		cycles = 1_000
 	}
 	size := func() (n int64) {
 		for _, suffix := range []string{"", "-wal", "-shm"} {

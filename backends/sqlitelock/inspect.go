@@ -124,6 +124,6 @@ func (t *tx) force(name string, token int64) ([]driver.HolderInfo, error) {
 		}
 		removed = append(removed, h)
 	}
-	_, err = t.serve(key, nil)
+	_, _, err = t.serve(key, nil, nil)
 	return removed, err
 }

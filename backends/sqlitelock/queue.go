@@ -16,6 +16,14 @@ type holding struct {
 	expires int64       // when the first of them does
 }
 
+// survey is what a request for a key finds there.
+type survey struct {
+	held   holding
+	token  int64 // of the owner's grant, or 0
+	queue  bool  // somebody has a ticket, live or lapsed
+	ticket int64 // of the owner, or 0
+}
+
 // admits says whether another grant fits beside these.
 func (h *holding) admits(mode driver.Mode, permits int) bool {
 	switch {
@@ -50,86 +58,69 @@ func (t *tx) acquire(req driver.Request, life time.Duration) (lease driver.Lease
 	if err := t.dropExpired(key); err != nil {
 		return lease, nil, err
 	}
-	held, err := t.holding(key)
+	found, err := t.survey(key, owner)
 	if err != nil {
 		return lease, nil, err
 	}
-	if held.n > 0 {
-		lease, found, err := t.confirm(key, owner, req)
-		if found && err == nil {
-			_, err = t.serve(key, nil)
+	held := found.held
+	if found.token != 0 {
+		if held.mode != req.Mode || held.permits != req.Limit {
+			return lease, nil, fmt.Errorf("%w: owner holds key %q in another mode or with another limit", driver.ErrInvalid, req.Key)
 		}
-		if found || err != nil {
+		lease = driver.Lease{Key: req.Key, Owner: req.Owner, Token: found.token, TTL: req.TTL, Mode: req.Mode}
+		if _, err := t.extend(lease); err != nil {
 			return lease, nil, err
 		}
-	}
-
-	queue, err := t.queued(key)
-	if err != nil {
+		if found.queue {
+			_, _, err = t.serve(key, nil, &held)
+		}
 		return lease, nil, err
 	}
-	var own ticket
 	limit := held.permits
-	if queue {
-		if own, err = t.ticket(key, owner); err != nil {
+	if limit == 0 && found.queue {
+		if limit, err = t.limit(key, owner); err != nil {
 			return lease, nil, err
-		}
-		if held.n == 0 {
-			if limit, err = t.limit(key, owner); err != nil {
-				return lease, nil, err
-			}
 		}
 	}
 	if limit != 0 && limit != req.Limit {
 		return lease, nil, &driver.LimitError{Key: req.Key, Want: req.Limit, Have: limit}
 	}
 
-	// Without a ticket of its own, the request comes after those who have one.
-	tail := ticket{owner: owner, mode: req.Mode, permits: req.Limit, ttl: req.TTL, manager: req.Manager}
-	if queue || !held.admits(tail.mode, tail.permits) {
-		if req.Enqueue {
-			if own, err = t.enqueue(key, own.id, tail, life); err != nil {
-				return lease, nil, err
-			}
-		}
-		granted, err := t.serve(key, owner)
-		if err != nil || granted.Token != 0 {
-			return granted, nil, err
-		}
-		if held, err = t.holding(key); err != nil {
+	own := ticket{
+		id: found.ticket, owner: owner, mode: req.Mode, permits: req.Limit, ttl: req.TTL, manager: req.Manager,
+	}
+	if req.Enqueue && (found.queue || !held.admits(own.mode, own.permits)) {
+		found.queue = true
+		if err := t.enqueue(key, &own, life); err != nil {
 			return lease, nil, err
 		}
-		waiting := false
-		if own.id == 0 {
-			if _, waiting, err = t.head(key); err != nil {
+	}
+	if found.queue {
+		lease, n, err := t.serve(key, owner, &held)
+		if err != nil || lease.Token != 0 {
+			return lease, nil, err
+		}
+		if n > 0 {
+			if held, err = t.holding(key); err != nil {
 				return lease, nil, err
 			}
 		}
-		if own.id != 0 || waiting || !held.admits(tail.mode, tail.permits) {
-			refusal, err = t.refuse(key, own, held)
-			return lease, refusal, err
+	}
+	// Without a ticket, the request comes after those who have one.
+	free := own.id == 0 && held.admits(own.mode, own.permits)
+	if free && found.queue {
+		_, waiting, err := t.head(key)
+		if err != nil {
+			return lease, nil, err
 		}
+		free = !waiting
 	}
-	lease, err = t.grant(key, tail, after(t.now, tail.ttl), false)
+	if !free {
+		refusal, err = t.refuse(key, own, &held)
+		return lease, refusal, err
+	}
+	lease, err = t.grant(key, own, after(t.now, own.ttl), false)
 	return lease, nil, err
-}
-
-// confirm renews the owner's grant, if there is one.
-func (t *tx) confirm(key, owner []byte, req driver.Request) (lease driver.Lease, found bool, err error) {
-	var token int64
-	var mode driver.Mode
-	var permits int
-	found, err = t.s.row("SELECT token, mode, permits FROM holds WHERE key = ? AND owner = ?",
-		[]any{key, owner}, &token, &mode, &permits)
-	if err != nil || !found {
-		return lease, false, err
-	}
-	if mode != req.Mode || permits != req.Limit {
-		return lease, true, fmt.Errorf("%w: owner holds key %q in another mode or with another limit", driver.ErrInvalid, req.Key)
-	}
-	lease = driver.Lease{Key: req.Key, Owner: req.Owner, Token: token, TTL: req.TTL, Mode: mode}
-	_, err = t.extend(lease)
-	return lease, true, err
 }
 
 // extend renews a grant and says whether it was there.
@@ -168,7 +159,7 @@ func (t *tx) release(lease driver.Lease) (loss *driver.LostError, err error) {
 			}
 		}
 	}
-	_, err = t.serve(key, nil)
+	_, _, err = t.serve(key, nil, nil)
 	return loss, err
 }
 
@@ -184,27 +175,29 @@ func (t *tx) lost(lease driver.Lease) (*driver.LostError, error) {
 }
 
 // serve grants the key to the head of its queue for as long as that can be
-// done. The caller, if any, gets its whole TTL, and serve returns its lease. To
-// all others the key is handed over: that grant lapses with the ticket unless
-// its owner confirms it, so that a dead waiter costs no more than its ticket
-// did.
-func (t *tx) serve(key, caller []byte) (own driver.Lease, err error) {
-	var held holding
-	for first := true; ; first = false {
+// done, and returns how often it was. held are the present grants, or nil if
+// they are not known. The caller, if any, gets its whole TTL, and serve returns
+// its lease. To all others the key is handed over: that grant lapses with the
+// ticket unless its owner confirms it, so that a dead waiter costs no more than
+// its ticket did.
+func (t *tx) serve(key, caller []byte, held *holding) (own driver.Lease, n int, err error) {
+	for ; ; n++ {
 		head, waiting, err := t.head(key)
 		if err != nil || !waiting {
-			return own, err
+			return own, n, err
 		}
-		if first {
-			if held, err = t.holding(key); err != nil {
-				return own, err
+		if held == nil {
+			h, err := t.holding(key)
+			if err != nil {
+				return own, n, err
 			}
+			held = &h
 		}
 		if !held.admits(head.mode, head.permits) {
-			return own, nil
+			return own, n, nil
 		}
 		if _, err := t.s.exec("DELETE FROM tickets WHERE key = ? AND ticket = ?", key, head.id); err != nil {
-			return own, err
+			return own, n, err
 		}
 		expires := after(t.now, head.ttl)
 		mine := caller != nil && string(head.owner) == string(caller)
@@ -214,7 +207,7 @@ func (t *tx) serve(key, caller []byte) (own driver.Lease, err error) {
 		}
 		lease, err := t.grant(key, head, expires, !mine)
 		if err != nil {
-			return own, err
+			return own, n, err
 		}
 		if mine {
 			own = lease
@@ -238,58 +231,39 @@ func (t *tx) grant(key []byte, to ticket, expires int64, provisional bool) (driv
 }
 
 // refuse describes why the key could not be granted.
-func (t *tx) refuse(key []byte, own ticket, held holding) (*driver.HeldError, error) {
-	e := &driver.HeldError{Ticket: own.id}
+func (t *tx) refuse(key []byte, own ticket, held *holding) (*driver.HeldError, error) {
+	e := &driver.HeldError{Token: held.first, Ticket: own.id}
 	if held.n > 0 {
-		var holder []byte
-		if _, err := t.s.row("SELECT owner FROM holds WHERE key = ? AND token = ?", []any{key, held.first}, &holder); err != nil {
-			return nil, err
-		}
-		e.Holder, e.Token, e.Remaining = string(holder), held.first, time.Duration(held.expires-t.now)
+		e.Remaining = time.Duration(held.expires - t.now)
 	}
-	if own.id != 0 {
-		_, err := t.s.row("SELECT count(*) FROM tickets WHERE key = ? AND ticket <= ? AND expires > ?",
-			[]any{key, own.id, t.now}, &e.Position)
-		if err != nil {
-			return nil, err
-		}
-	}
-	return e, nil
+	var holder []byte
+	_, err := t.s.row(`SELECT (SELECT owner FROM holds WHERE key = ?1 AND token = ?2),
+			(SELECT count(*) FROM tickets WHERE key = ?1 AND ticket <= ?3 AND expires > ?4)`,
+		[]any{key, held.first, own.id, t.now}, &holder, &e.Position)
+	e.Holder = string(holder)
+	return e, err
 }
 
-// enqueue takes a ticket, or refreshes the one with this id.
-func (t *tx) enqueue(key []byte, id int64, tk ticket, life time.Duration) (ticket, error) {
-	tk.id = id
-	tk.expires = after(t.now, life)
+// enqueue takes a ticket, or refreshes the one with the id.
+func (t *tx) enqueue(key []byte, own *ticket, life time.Duration) (err error) {
+	own.expires = after(t.now, life)
 	// A ticket that has lapsed is passed over, but keeps its place for as
 	// long again, so that a stall of the file does not cost live waiters
 	// theirs.
-	dies := after(tk.expires, life)
-	if id != 0 {
-		_, err := t.s.exec(`UPDATE tickets SET mode = ?, permits = ?, ttl = ?, expires = ?, dies = ?, manager = ?
-			WHERE key = ? AND ticket = ?`, tk.mode, tk.permits, int64(tk.ttl), tk.expires, dies, []byte(tk.manager), key, id)
-		return tk, err
+	dies := after(own.expires, life)
+	if own.id != 0 {
+		_, err = t.s.exec(`UPDATE tickets SET mode = ?, permits = ?, ttl = ?, expires = ?, dies = ?, manager = ?
+			WHERE key = ? AND ticket = ?`,
+			own.mode, own.permits, int64(own.ttl), own.expires, dies, []byte(own.manager), key, own.id)
+		return err
 	}
-	var err error
-	if tk.id, err = t.next(); err != nil {
-		return tk, err
+	if own.id, err = t.next(); err != nil {
+		return err
 	}
 	_, err = t.s.exec(`INSERT INTO tickets (key, ticket, owner, mode, permits, ttl, since, expires, dies, manager)
 		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-		key, tk.id, tk.owner, tk.mode, tk.permits, int64(tk.ttl), t.now, tk.expires, dies, []byte(tk.manager))
-	return tk, err
-}
-
-// queued says whether the key has tickets, live or lapsed.
-func (t *tx) queued(key []byte) (bool, error) {
-	var one int
-	return t.s.row("SELECT 1 FROM tickets WHERE key = ? LIMIT 1", []any{key}, &one)
-}
-
-// ticket returns the owner's ticket, or one with the id 0.
-func (t *tx) ticket(key, owner []byte) (tk ticket, err error) {
-	_, err = t.s.row("SELECT ticket FROM tickets WHERE key = ? AND owner = ?", []any{key, owner}, &tk.id)
-	return tk, err
+		key, own.id, own.owner, own.mode, own.permits, int64(own.ttl), t.now, own.expires, dies, []byte(own.manager))
+	return err
 }
 
 // head returns the live ticket that came first, if there is one.
@@ -307,12 +281,26 @@ func (t *tx) limit(key, owner []byte) (permits int, err error) {
 	return permits, err
 }
 
-// holding sums up the key's grants, which are unexpired: dropExpired came
-// before.
+// sums are the columns of a holding.
+const sums = "count(*), ifnull(max(mode), 0), ifnull(max(permits), 0), ifnull(min(token), 0), ifnull(min(expires), 0)"
+
+// holding sums up the key's grants. None has expired: dropExpired came before.
 func (t *tx) holding(key []byte) (h holding, err error) {
-	_, err = t.s.row(`SELECT count(*), ifnull(max(mode), 0), ifnull(max(permits), 0), ifnull(min(token), 0), ifnull(min(expires), 0)
-		FROM holds WHERE key = ?`, []any{key}, &h.n, &h.mode, &h.permits, &h.first, &h.expires)
+	_, err = t.s.row("SELECT "+sums+" FROM holds WHERE key = ?",
+		[]any{key}, &h.n, &h.mode, &h.permits, &h.first, &h.expires)
 	return h, err
+}
+
+// survey is holding with what concerns one owner.
+func (t *tx) survey(key, owner []byte) (s survey, err error) {
+	h := &s.held
+	_, err = t.s.row("SELECT "+sums+`,
+			ifnull(max(CASE WHEN owner = ?2 THEN token END), 0),
+			EXISTS (SELECT 1 FROM tickets WHERE key = ?1),
+			ifnull((SELECT ticket FROM tickets WHERE key = ?1 AND owner = ?2), 0)
+		FROM holds WHERE key = ?1`,
+		[]any{key, owner}, &h.n, &h.mode, &h.permits, &h.first, &h.expires, &s.token, &s.queue, &s.ticket)
+	return s, err
 }
 
 // dropExpired removes what has expired on one key.
@@ -352,7 +340,7 @@ func (t *tx) sweep() error {
 		if err := t.dropExpired(key); err != nil {
 			return err
 		}
-		if _, err := t.serve(key, nil); err != nil {
+		if _, _, err := t.serve(key, nil, nil); err != nil {
 			return err
 		}
 	}

@@ -198,7 +198,7 @@ func transact[T any](ctx context.Context, b *Backend, s *session, begin string, 
 			continue
 		default:
 			s.rollback()
-			s.bad = s.bad || code(err) != 0
+			s.bad = s.bad || broken(err)
 			return zero, notApplied(err)
 		}
 		if _, err := s.exec("COMMIT"); err != nil {
@@ -224,9 +224,7 @@ func (b *Backend) begin(ctx context.Context, s *session, begin string) (*tx, err
 		}
 		return err
 	})
-	if err != nil && code(err) != 0 && !busy(err) {
-		s.bad = true
-	}
+	s.bad = s.bad || broken(err) && !busy(err)
 	return t, err
 }
 

@@ -279,7 +279,7 @@ func TestExclusion(t *testing.T) {
 		})
 		for j := range 4 {
 			wg.Go(func() {
-				for n := range 25 {
+				for n := range 10 {
 					lease, err := w.lock(t.Context(), ask("k", fmt.Sprintf("%d-%d-%d", i, j, n)), nil)
 					if err != nil {
 						t.Error(err)

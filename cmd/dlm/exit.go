@@ -16,7 +16,7 @@ const (
 	exitStore       = 69  // EX_UNAVAILABLE
 	exitInternal    = 70  // EX_SOFTWARE
 	exitNotAcquired = 75  // EX_TEMPFAIL
-	exitLost        = 79  //
+	exitLost        = 79  // the lock, not the command
 	exitCannotRun   = 126 // as shells do
 	exitNotFound    = 127 // as shells do
 	exitSignal      = 128 // plus the signal's number

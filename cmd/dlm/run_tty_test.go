@@ -213,7 +213,9 @@ func TestTerminalSuspend(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
+		// Resumed and in the foreground: a Ctrl-Z before that is lost.
 		term.awaitForeground(pid)
+		awaitState(t, pid, 'S')
 		term.write(ctrlZ)
 		term.await("Stopped")
 		term.await("$ ")

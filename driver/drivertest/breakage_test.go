@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/go-dlm/dlm/driver"
@@ -739,6 +740,56 @@ func handOverForGood() wrapper {
 	}
 }
 
+// heirsLapseEarly takes a key that was handed over away before its time.
+func heirsLapseEarly() wrapper {
+	l := newLedger()
+	return func(b driver.Backend) driver.Backend {
+		return booked(l, b, func(key string) { l.sweep(b, key) }, Hooks{
+			Acquire: func(ctx context.Context, req driver.Request) (driver.Lease, error) {
+				lease, err := b.Acquire(ctx, req)
+				if err == nil {
+					delete(l.ends[req.Key], req.Owner)
+				}
+				return lease, err
+			},
+			Release: func(ctx context.Context, lease driver.Lease) error {
+				err := b.Release(ctx, lease)
+				for _, h := range look(b, lease.Key).Holders {
+					if l.waiter(lease.Key, h.Owner) >= 0 {
+						l.endAt(driver.Lease{Key: lease.Key, Owner: h.Owner, Token: h.Token}, time.Now().Add(window/4))
+					}
+				}
+				return err
+			},
+		})
+	}
+}
+
+// confirmationIsIgnored answers for a key that was handed over, and lets it
+// lapse all the same: if it is confirmed by Acquire, or by Extend.
+func confirmationIsIgnored(byAcquire bool) wrapper {
+	l := newLedger()
+	return func(b driver.Backend) driver.Backend {
+		return booked(l, b, nil, Hooks{
+			Acquire: func(ctx context.Context, req driver.Request) (driver.Lease, error) {
+				for _, h := range look(b, req.Key).Holders {
+					if byAcquire && h.Owner == req.Owner && l.waiter(req.Key, req.Owner) >= 0 {
+						return driver.Lease{Key: req.Key, Owner: req.Owner, Token: h.Token, TTL: req.TTL, Mode: req.Mode}, nil
+					}
+				}
+				return b.Acquire(ctx, req)
+			},
+			Extend: func(ctx context.Context, batch []driver.Renewal) {
+				for i := range batch {
+					if byAcquire || l.waiter(batch[i].Lease.Key, batch[i].Lease.Owner) < 0 {
+						b.Extend(ctx, batch[i:i+1])
+					}
+				}
+			},
+		})
+	}
+}
+
 // onlyEventsGrant refuses waiters that ask again, whatever they have got.
 func onlyEventsGrant() wrapper {
 	l := newLedger()
@@ -863,6 +914,80 @@ func appliedButReportedNotApplied() wrapper {
 
 func unknownReportedAsRefusal() wrapper {
 	return lateAnswer(func(context.Context) error { return &driver.HeldError{Holder: "somebody", Token: 1} })
+}
+
+// freezing makes backends that hang while their store is frozen. If deaf, they
+// do not notice that a context ends.
+func freezing(deaf bool) (wrapper, func(testing.TB) (thaw func())) {
+	var mu sync.Mutex
+	thawed := make(chan struct{})
+	close(thawed)
+	wait := func(ctx context.Context) error {
+		mu.Lock()
+		over := thawed
+		mu.Unlock()
+		if deaf {
+			<-over
+			return nil
+		}
+		select {
+		case <-over:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	freeze := func(testing.TB) func() {
+		mu.Lock()
+		defer mu.Unlock()
+		ch := make(chan struct{})
+		thawed = ch
+		return func() { close(ch) }
+	}
+	return func(b driver.Backend) driver.Backend {
+		f, _ := driver.As[driver.Forcer](b)
+		return Intercept(b, Hooks{
+			Acquire: func(ctx context.Context, req driver.Request) (driver.Lease, error) {
+				if err := wait(ctx); err != nil {
+					return driver.Lease{}, err
+				}
+				return b.Acquire(ctx, req)
+			},
+			Extend: func(ctx context.Context, batch []driver.Renewal) {
+				if err := wait(ctx); err != nil {
+					for i := range batch {
+						batch[i].Err = err
+					}
+					return
+				}
+				b.Extend(ctx, batch)
+			},
+			Release: func(ctx context.Context, lease driver.Lease) error {
+				if err := wait(ctx); err != nil {
+					return err
+				}
+				return b.Release(ctx, lease)
+			},
+			Inspect: func(ctx context.Context, key string) (driver.KeyInfo, error) {
+				if err := wait(ctx); err != nil {
+					return driver.KeyInfo{}, err
+				}
+				return inspector(b).Inspect(ctx, key)
+			},
+			List: func(ctx context.Context, prefix, after string, limit int) ([]driver.KeyInfo, error) {
+				if err := wait(ctx); err != nil {
+					return nil, err
+				}
+				return inspector(b).List(ctx, prefix, after, limit)
+			},
+			ForceRelease: func(ctx context.Context, key string, token int64) ([]driver.HolderInfo, error) {
+				if err := wait(ctx); err != nil {
+					return nil, err
+				}
+				return f.ForceRelease(ctx, key, token)
+			},
+		})
+	}, freeze
 }
 
 // acquireBlocks waits for a held key within the call, whatever the context.

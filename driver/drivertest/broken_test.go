@@ -17,6 +17,8 @@ type breakage struct {
 	name string
 	// wrap makes what breaks the backends of one store.
 	wrap func() wrapper
+	// freezes makes the same for a store that can be frozen.
+	freezes func() (wrapper, func(testing.TB) func())
 	// core makes a broken manager.
 	core func(driver.Backend, *dlm.LockConfig) (manager, error)
 	// fails lists cases, which may be those of other breakages too.
@@ -109,6 +111,12 @@ var breakages = []breakage{
 	{name: "dead waiters stay", wrap: deadWaitersStay, fails: []string{"Backend/DeadWaitersCostOneWindow", "Backend/GrantOfADeadWaiterLapses"}},
 	{name: "dead waiters wait for their turn", wrap: deadWaitersWaitTheirTurn, fails: []string{"Backend/DeadWaitersCostOneWindow"}},
 	{name: "a key is handed over for good", wrap: handOverForGood, fails: []string{"Backend/GrantOfADeadWaiterLapses", "Backend/DeadWaitersCostOneWindow"}},
+	{name: "a key that was handed over lapses early", wrap: heirsLapseEarly, fails: []string{"Backend/GrantOfADeadWaiterLapses"}},
+	{name: "a confirmation by Acquire is ignored", wrap: func() wrapper { return confirmationIsIgnored(true) }, fails: []string{"Backend/GrantIsConfirmed"}},
+	{name: "a confirmation by Extend is ignored", wrap: func() wrapper { return confirmationIsIgnored(false) }, fails: []string{"Backend/GrantIsConfirmed"}},
+	{name: "all tickets have one number", wrap: func() wrapper {
+		return refusal(func(held *driver.HeldError) { held.Ticket = min(held.Ticket, 1) })
+	}, fails: []string{"Backend/RefusalTellsTheState", "Backend/ReleaseWakesTheHead"}},
 	{name: "only an event grants", wrap: onlyEventsGrant, fails: []string{
 		"Manager/DroppedWakeUpsAreMadeGood", "Manager/BrokenSubscriptionIsRenewed", "Backend/SubscriptionSaysThatItStands",
 	}},
@@ -136,6 +144,9 @@ var breakages = []breakage{
 	{name: "contexts are ignored", wrap: contextIgnored, fails: []string{"Backend/DoneContextHasNoEffect"}},
 	{name: "applied, but reported as not applied", wrap: appliedButReportedNotApplied, fails: []string{"Backend/DoneContextHasNoEffect"}},
 	{name: "an unknown outcome is reported as a refusal", wrap: unknownReportedAsRefusal, fails: []string{"Backend/DoneContextHasNoEffect"}},
+	{name: "a store that hangs takes its callers along", freezes: func() (wrapper, func(testing.TB) func()) { return freezing(true) }, fails: []string{
+		"Backend/CallsEndWithTheirContexts",
+	}},
 	{name: "Acquire blocks on a held key", wrap: acquireBlocks, fails: []string{"Backend/RefusalTellsTheState", "Backend/RepeatedRequestKeepsItsPlace"}},
 
 	{name: "keys are truncated", wrap: keysTruncated, fails: []string{"Backend/KeysAreIndependent", "Manager/KeysAreIndependent"}},
@@ -360,8 +371,12 @@ func (b *breakage) harness(t testing.TB) *Harness {
 	if b.wrap != nil {
 		wrap = b.wrap()
 	}
+	var freeze func(testing.TB) func()
+	if b.freezes != nil {
+		wrap, freeze = b.freezes()
+	}
 	h := overMemory(t, wrap)
-	h.exact = true
+	h.exact, h.Freeze = true, freeze
 	h.newManager = b.core
 	return h
 }

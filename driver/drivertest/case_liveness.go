@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"context"
 	"time"
 
 	"github.com/go-dlm/dlm/driver"
@@ -16,6 +17,11 @@ var livenessCases = []Case{
 		Name: "Backend/GrantOfADeadWaiterLapses", Guarantee: "I7, ACQ4",
 		Why: "a key that is handed to a dead waiter would be lost for the whole TTL that it once asked for",
 		run: grantOfADeadWaiterLapses,
+	},
+	{
+		Name: "Backend/GrantIsConfirmed", Guarantee: "contract of Acquire and EventGrant",
+		Why: "a waiter that has been handed the key and says so must not lose it as if it were dead",
+		run: grantIsConfirmed,
 	},
 	{
 		Name: "Backend/LiveWaiterKeepsItsPlace", Guarantee: "I7, I6",
@@ -61,13 +67,10 @@ func grantOfADeadWaiterLapses(e *env) {
 	dead.die()
 	released := time.Now()
 	a.mustRelease(lease)
-	if w := e.props.LivenessWindow; w > 0 && e.props.FairQueue {
-		// Until its ticket lapses, the key is the waiter's.
-		if _, err := live.acquire(driver.Request{Key: "k", Owner: "try"}); err == nil && time.Since(asked) < w/2 {
-			e.fatalf("the key was granted to somebody else %v after the waiter was last heard of", time.Since(asked))
-		}
-	}
 	held := live.wait(driver.Request{Key: "k", Owner: "live"})
+	if life := e.props.LivenessWindow / 4 * 3; e.props.FairQueue && time.Since(asked) < life-drift(life) {
+		e.fatalf("the key was granted to somebody else %v after the waiter was last heard of", time.Since(asked))
+	}
 	if took := time.Since(released); took > e.bound() {
 		e.fatalf("a grant that was handed to a dead waiter held up a live one for %v, want at most %v", took, e.bound())
 	}
@@ -78,6 +81,47 @@ func grantOfADeadWaiterLapses(e *env) {
 	}
 	live.mustRelease(held)
 	a.mustRelease(a.wait(driver.Request{Key: "k", Owner: "after"}))
+}
+
+func grantIsConfirmed(e *env) {
+	a, b, c := e.open(), e.open(), e.open()
+	n, notified := driver.As[driver.Notifier](b.backend)
+	events := make(chan driver.Event, 10)
+	if notified {
+		ctx, cancel := context.WithCancel(e.ctx)
+		defer cancel()
+		e.group().start(func() {
+			_ = n.Listen(ctx, "m", func(event driver.Event) { events <- event })
+		})
+		await(e, events, "EventUp")
+	}
+	// One is confirmed by Acquire.
+	lease := a.grant(driver.Request{Key: "k1", Owner: "a"})
+	req := driver.Request{Key: "k1", Owner: "b", Manager: "m"}
+	b.enqueue(req)
+	a.mustRelease(lease)
+	confirmed := []driver.Lease{b.grant(req)}
+	if notified {
+		await(e, events, "the wake-up of a waiter")
+		// The other one by Extend, if the event told of it.
+		lease = a.grant(driver.Request{Key: "k2", Owner: "a"})
+		req.Key = "k2"
+		b.enqueue(req)
+		a.mustRelease(lease)
+		event := await(e, events, "the wake-up of a waiter")
+		if event.Kind == driver.EventGrant {
+			b.mustExtend(event.Lease, e.long)
+			confirmed = append(confirmed, event.Lease)
+		} else {
+			b.mustRelease(b.grant(req))
+		}
+	}
+	pass(time.Now().Add(e.props.LivenessWindow))
+	for _, lease := range confirmed {
+		c.refuse(driver.Request{Key: lease.Key, Owner: "c"})
+		b.mustExtend(lease, e.long)
+		b.mustRelease(lease)
+	}
 }
 
 func liveWaiterKeepsItsPlace(e *env) {

@@ -35,7 +35,15 @@ var managerFaultCases = []Case{
 // free checks that a key is free, though perhaps not at once: a manager may
 // clean up in the background.
 func (e *env) free(key string) {
-	l := e.openManaged()
+	e.mu.Lock()
+	l := e.prober
+	e.mu.Unlock()
+	if l == nil {
+		l = e.openManaged()
+		e.mu.Lock()
+		e.prober = l
+		e.mu.Unlock()
+	}
 	e.eventually("key "+key+" is free", func() bool {
 		held, err := l.try(key, want{})
 		if err != nil {

@@ -118,15 +118,24 @@ func refusalTellsTheState(e *env) {
 		e.wantPosition(held, position)
 	}
 	check(b.refuse(driver.Request{Key: "k", Owner: "try"}), 0)
+	tickets := make(map[int64]string)
+	ticket := func(owner string, position int) {
+		held := b.enqueue(driver.Request{Key: "k", Owner: owner})
+		check(held, position)
+		if other := tickets[held.Ticket]; held.Ticket != 0 && other != "" {
+			e.fatalf("ticket %d was given to %q, and to %q before", held.Ticket, owner, other)
+		}
+		tickets[held.Ticket] = owner
+	}
 	for i, owner := range []string{"w1", "w2", "w3"} {
-		check(b.enqueue(driver.Request{Key: "k", Owner: owner}), i+1)
+		ticket(owner, i+1)
 	}
 	check(b.refuse(driver.Request{Key: "k", Owner: "try"}), 0)
 	b.withdraw("k", "w1")
 	check(b.enqueue(driver.Request{Key: "k", Owner: "w3"}), 2)
 	check(b.enqueue(driver.Request{Key: "k", Owner: "w2"}), 1)
 	// He who withdrew comes back at the tail.
-	check(b.enqueue(driver.Request{Key: "k", Owner: "w1"}), 3)
+	ticket("w1", 3)
 	for _, owner := range []string{"w1", "w2", "w3"} {
 		b.withdraw("k", owner)
 	}

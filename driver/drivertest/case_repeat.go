@@ -99,7 +99,6 @@ func extendAnswersEach(e *env) {
 	a.mustRelease(released)
 	foreign := b.grant(driver.Request{Key: "foreign", Owner: "b", TTL: e.unit})
 	lapsing := a.grant(driver.Request{Key: "lapsed", Owner: "a", TTL: e.unit})
-	renewed := []driver.Lease{good1}
 	if !e.props.SessionLeases {
 		// All but the one that is to lapse are kept up meanwhile.
 		good1, good2, foreign = a.mustExtend(good1, 4*e.unit), a.mustExtend(good2, 4*e.unit), b.mustExtend(foreign, 4*e.unit)
@@ -111,7 +110,7 @@ func extendAnswersEach(e *env) {
 	for i := range many {
 		many[i] = a.grant(driver.Request{Key: e.name("many"), Owner: "a"})
 	}
-	renewed = append([]driver.Lease{good1, good2}, many...)
+	renewed := append([]driver.Lease{good1, good2}, many...)
 
 	type entry struct {
 		what  string

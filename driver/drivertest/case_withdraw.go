@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/go-dlm/dlm/driver"
 )
@@ -27,6 +28,11 @@ var withdrawCases = slices.Concat(
 			Name: "Backend/DoneContextHasNoEffect", Guarantee: "I4, I11, ACQ12",
 			Why: "a caller that has already gone would be given a lock",
 			run: doneContextHasNoEffect,
+		},
+		{
+			Name: "Backend/CallsEndWithTheirContexts", Guarantee: "I11, contract of Backend",
+			Why: "a caller with a deadline would hang with the store, and so would Close",
+			run: callsEndWithTheirContexts,
 		},
 	},
 )
@@ -118,4 +124,70 @@ func doneContextHasNoEffect(e *env) {
 	cl.refuse(driver.Request{Key: "k", Owner: "b"})
 	cl.mustRelease(lease)
 	cl.mustRelease(cl.grant(driver.Request{Key: "k", Owner: "b"}))
+}
+
+func callsEndWithTheirContexts(e *env) {
+	cl := e.open()
+	lease := cl.grant(driver.Request{Key: "k", Owner: "a"})
+	calls := map[string]func(context.Context) error{
+		"Acquire": func(ctx context.Context) error {
+			return second(cl.backend.Acquire(ctx, driver.Request{Key: "free", Owner: "a", TTL: e.unit, Limit: 1, Enqueue: true}))
+		},
+		"Acquire of a held key": func(ctx context.Context) error {
+			return second(cl.backend.Acquire(ctx, driver.Request{Key: "k", Owner: "b", TTL: e.unit, Limit: 1, Enqueue: true}))
+		},
+		"Extend": func(ctx context.Context) error {
+			batch := []driver.Renewal{{Lease: lease}, {Lease: lease}}
+			cl.backend.Extend(ctx, batch)
+			if (batch[0].Err == nil) != (batch[1].Err == nil) {
+				e.fatalf("one failed call to Extend answered %v and %w", batch[0].Err, batch[1].Err)
+			}
+			return batch[0].Err
+		},
+		"withdrawing": func(ctx context.Context) error {
+			return cl.backend.Release(ctx, driver.Lease{Key: "k", Owner: "b"})
+		},
+		"Release": func(ctx context.Context) error {
+			return cl.backend.Release(ctx, driver.Lease{Key: "k", Owner: "nobody", Token: lease.Token})
+		},
+	}
+	if in, ok := driver.As[driver.Inspector](cl.backend); ok {
+		calls["Inspect"] = func(ctx context.Context) error { return second(in.Inspect(ctx, "k")) }
+		calls["List"] = func(ctx context.Context) error { return second(in.List(ctx, "", "", 0)) }
+	}
+	if f, ok := driver.As[driver.Forcer](cl.backend); ok {
+		calls["ForceRelease"] = func(ctx context.Context) error { return second(f.ForceRelease(ctx, "nothing", 0)) }
+	}
+	// With contexts that end at any moment of the call, or before it.
+	for what, call := range calls {
+		for i := range 20 {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i*i)*5*time.Microsecond)
+			err := call(ctx)
+			cancel()
+			if err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, driver.ErrHeld) && !errors.Is(err, driver.ErrLost) {
+				e.fatalf("%s with a context that ended: %w, want context.DeadlineExceeded to match", what, err)
+			}
+		}
+	}
+	if e.h.Freeze != nil {
+		thaw := e.h.Freeze(e.t)
+		g := e.group()
+		for what, call := range calls {
+			g.start(func() {
+				// That the call comes back at all is checked by guard.
+				if err := call(e.within(e.unit)); !errors.Is(err, context.DeadlineExceeded) {
+					e.fatalf("%s on a store that hangs: %v, want context.DeadlineExceeded to match", what, err)
+				}
+			})
+		}
+		err := g.join()
+		thaw()
+		if err != nil {
+			e.fatalf("%w", err)
+		}
+	}
+	cl.withdraw("free", "a")
+	cl.withdraw("k", "b")
+	cl.mustExtend(lease, e.long)
+	cl.mustRelease(lease)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-dlm/dlm/driver"
@@ -162,12 +163,7 @@ func (e *env) wantLost(err error, what string, reasons ...driver.LostReason) {
 	case !ok || !errors.Is(err, driver.ErrLost):
 		e.fatalf("%s: %w, want a LostError that matches ErrLost", what, err)
 	}
-	for _, reason := range reasons {
-		if lost.Reason == reason {
-			return
-		}
-	}
-	if len(reasons) > 0 {
+	if len(reasons) > 0 && !slices.Contains(reasons, lost.Reason) {
 		e.fatalf("%s: reason is %q, want %q", what, lost.Reason, reasons)
 	}
 }
@@ -194,71 +190,70 @@ var errStuck = errors.New("drivertest: the call did not return though its contex
 // guard returns b with a watch on every call: one that does not return soon
 // after its context has ended is left behind, and answers errStuck.
 func (e *env) guard(b driver.Backend) driver.Backend {
+	in, _ := driver.As[driver.Inspector](b)
+	n, _ := driver.As[driver.Notifier](b)
+	f, _ := driver.As[driver.Forcer](b)
 	return Intercept(b, Hooks{
-		Acquire: func(ctx context.Context, req driver.Request) (lease driver.Lease, err error) {
-			type answer struct {
-				lease driver.Lease
-				err   error
-			}
-			a, ok := watch(ctx, func() answer {
-				l, err := b.Acquire(ctx, req)
-				return answer{l, err}
-			})
-			if !ok {
-				return driver.Lease{}, e.stuck("Acquire")
-			}
-			return a.lease, a.err
+		Acquire: func(ctx context.Context, req driver.Request) (driver.Lease, error) {
+			return watch(ctx, e, "Acquire", func() (driver.Lease, error) { return b.Acquire(ctx, req) })
 		},
 		Extend: func(ctx context.Context, batch []driver.Renewal) {
-			sent := append([]driver.Renewal(nil), batch...)
-			_, ok := watch(ctx, func() struct{} {
+			answers, err := watch(ctx, e, "Extend", func() ([]driver.Renewal, error) {
+				sent := slices.Clone(batch)
 				b.Extend(ctx, sent)
-				return struct{}{}
+				return sent, nil
 			})
-			if ok {
-				copy(batch, sent)
-				return
-			}
-			err := e.stuck("Extend")
+			copy(batch, answers)
 			for i := range batch {
-				batch[i].Err = err
+				if err != nil {
+					batch[i].Err = err
+				}
 			}
 		},
 		Release: func(ctx context.Context, lease driver.Lease) error {
-			err, ok := watch(ctx, func() error { return b.Release(ctx, lease) })
-			if !ok {
-				return e.stuck("Release")
-			}
+			_, err := watch(ctx, e, "Release", func() (struct{}, error) { return struct{}{}, b.Release(ctx, lease) })
 			return err
 		},
 		Listen: func(ctx context.Context, manager string, handle func(driver.Event)) error {
-			n, _ := driver.As[driver.Notifier](b)
-			err, ok := watch(ctx, func() error { return n.Listen(ctx, manager, handle) })
-			if !ok {
-				return e.stuck("Listen")
-			}
+			_, err := watch(ctx, e, "Listen", func() (struct{}, error) { return struct{}{}, n.Listen(ctx, manager, handle) })
 			return err
+		},
+		Inspect: func(ctx context.Context, key string) (driver.KeyInfo, error) {
+			return watch(ctx, e, "Inspect", func() (driver.KeyInfo, error) { return in.Inspect(ctx, key) })
+		},
+		List: func(ctx context.Context, prefix, after string, limit int) ([]driver.KeyInfo, error) {
+			return watch(ctx, e, "List", func() ([]driver.KeyInfo, error) { return in.List(ctx, prefix, after, limit) })
+		},
+		ForceRelease: func(ctx context.Context, key string, token int64) ([]driver.HolderInfo, error) {
+			return watch(ctx, e, "ForceRelease", func() ([]driver.HolderInfo, error) { return f.ForceRelease(ctx, key, token) })
 		},
 	})
 }
 
-func (e *env) stuck(call string) error {
-	err := fmt.Errorf("%s: %w", call, errStuck)
+// watch runs call in a goroutine, and gives up on it some time after the
+// context has ended.
+func watch[T any](ctx context.Context, e *env, what string, call func() (T, error)) (T, error) {
+	type answer struct {
+		result T
+		err    error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		result, err := call()
+		done <- answer{result, err}
+	}()
+	select {
+	case a := <-done:
+		return a.result, a.err
+	case <-ctx.Done():
+	}
+	if a, ok := awaitFor(done, soon); ok {
+		return a.result, a.err
+	}
+	err := fmt.Errorf("%s: %w", what, errStuck)
 	e.history.mu.Lock()
 	defer e.history.mu.Unlock()
 	e.history.errorf("%w", err)
-	return err
-}
-
-// watch runs call in a goroutine, and gives up on it some time after the
-// context has ended.
-func watch[T any](ctx context.Context, call func() T) (answer T, ok bool) {
-	done := make(chan T, 1)
-	go func() { done <- call() }()
-	select {
-	case answer = <-done:
-		return answer, true
-	case <-ctx.Done():
-	}
-	return awaitFor(done, soon)
+	var none T
+	return none, err
 }

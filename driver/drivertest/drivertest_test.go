@@ -58,6 +58,15 @@ func TestSoundBackends(t *testing.T) {
 	}
 }
 
+func TestSoundFreezing(t *testing.T) {
+	RunSynctest(t, func(t *testing.T) *Harness {
+		wrap, freeze := freezing(false)
+		h := overMemory(t, wrap)
+		h.Freeze = freeze
+		return h
+	})
+}
+
 func TestRealTime(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes real time")

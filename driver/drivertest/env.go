@@ -37,6 +37,7 @@ type env struct {
 	managers []*managed
 	groups   []*group
 	names    map[string]int
+	prober   locker // tries whether keys are free
 }
 
 // failure is what ends a case: it is thrown by fatalf and caught by protect.

@@ -36,6 +36,12 @@ type Harness struct {
 	// there is nothing to forget, or no way to.
 	Forget func(t testing.TB, key string)
 
+	// Freeze makes the store stop answering, as a stopped process or a cut
+	// cable would, and returns what sets it going again. Nil if there is no way
+	// to: then it is not checked that calls to a store that hangs end with
+	// their contexts.
+	Freeze func(t testing.TB) (thaw func())
+
 	// exact says that time is not real, so that nothing comes late.
 	exact bool
 	// newManager takes the place of dlm.NewManager in tests of the suite.

@@ -41,19 +41,23 @@ type keyHistory struct {
 
 // claim is what one owner did on one key, from its first request to its last.
 type claim struct {
-	owner    string
-	by       *recorder // the client that asked
-	mode     driver.Mode
-	limit    int
-	floor    int64     // the largest token seen when it first asked
-	token    int64     // 0 as long as no grant has been seen
-	until    time.Time // the grant surely runs until then
-	waiting  bool      // it may have a ticket
-	ended    bool      // it has been given up: by a call that has begun, or with its session
-	releases int       // how many calls to give it up have begun
-	forced   bool      // a call to take it away has begun
-	gone     bool      // the store has said that nothing of it is left
-	unsure   bool      // a call failed, so anything may be left
+	owner  string
+	by     *recorder // the client that asked
+	mode   driver.Mode
+	limit  int
+	floor  int64     // the largest token seen when it first asked
+	asked  time.Time // start of the last request that was refused
+	ticket int64     // the ticket that this refusal told of
+	token  int64     // 0 as long as no grant has been seen
+	until  time.Time // the grant surely runs until then
+
+	waiting  bool // it may have a ticket
+	ended    bool // it has been given up: by a call that has begun, or with its session
+	releases int  // how many calls to give it up have begun
+	forced   bool // a call to take it away has begun
+	gone     bool // the store has said that nothing of it is left
+	unsure   bool // a call failed, so anything may be left
+	late     bool // that call was a request, which may yet arrive at the store
 }
 
 func newHistory() *history { return &history{keys: make(map[string]*keyHistory)} }
@@ -74,7 +78,8 @@ func (h *history) err() error {
 
 // record returns b with its calls recorded.
 func (h *history) record(b driver.Backend) (driver.Backend, *recorder) {
-	r := &recorder{history: h, inner: b, session: b.Properties().SessionLeases}
+	p := b.Properties()
+	r := &recorder{history: h, inner: b, session: p.SessionLeases, ticketLife: p.LivenessWindow / 4 * 3}
 	return Intercept(b, Hooks{
 		Acquire: r.acquire, Extend: r.extend, Release: r.release, Listen: r.listen, ForceRelease: r.force,
 		Close: func() error {
@@ -89,6 +94,8 @@ type recorder struct {
 	*history
 	inner   driver.Backend
 	session bool // grants end with the client
+	// ticketLife is how long a grant that was handed over surely lasts.
+	ticketLife time.Duration
 }
 
 // sessionEnds notes that the client's session, if it has one, is about to end.
@@ -177,6 +184,13 @@ func (h *history) seen(k *keyHistory, c *claim, lease driver.Lease, start time.T
 	if until := start.Add(lease.TTL - lease.Age - drift(lease.TTL)); until.After(c.until) {
 		c.until = until
 	}
+	h.beside(k, c, what)
+}
+
+// beside checks that a grant which is there now can be there beside the others.
+// h.mu is held.
+func (h *history) beside(k *keyHistory, c *claim, what string) {
+	now := time.Now()
 	if !c.valid(now) {
 		return
 	}
@@ -236,6 +250,7 @@ func (r *recorder) acquire(ctx context.Context, req driver.Request) (driver.Leas
 		if c.token != 0 {
 			c, fresh = r.claim(k, req), true
 		}
+		c.asked, c.ticket = start, held.Ticket
 		switch {
 		case req.Enqueue:
 			c.waiting = true
@@ -247,7 +262,7 @@ func (r *recorder) acquire(ctx context.Context, req driver.Request) (driver.Leas
 			c.gone = true
 		}
 	default:
-		c.unsure = true
+		c.unsure, c.late = true, true
 	}
 	return lease, err
 }
@@ -360,7 +375,7 @@ func (r *recorder) release(ctx context.Context, lease driver.Lease) error {
 	}
 	if c != nil {
 		if err == nil || lost {
-			c.gone, c.waiting, c.unsure = true, false, false
+			c.gone, c.waiting, c.unsure = true, false, c.late
 		} else {
 			c.unsure = true
 		}
@@ -412,27 +427,37 @@ func (r *recorder) listen(ctx context.Context, manager string, handle func(drive
 	n, _ := driver.As[driver.Notifier](r.inner)
 	return n.Listen(ctx, manager, func(e driver.Event) {
 		if e.Kind == driver.EventGrant {
-			r.handedOver(e.Lease)
+			r.handedOver(e)
 		}
 		handle(e)
 	})
 }
 
-// handedOver notes the token of a grant that came with an event. How long it
-// runs is known only when the owner has confirmed it.
-func (h *history) handedOver(lease driver.Lease) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	k := h.key(lease.Key)
+// handedOver notes a grant that came with an event. Package dlm takes it as
+// valid from the last request of its owner on, for as long as a ticket lasts.
+func (r *recorder) handedOver(e driver.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	lease := e.Lease
+	k := r.key(lease.Key)
 	c := k.last(lease.Owner)
 	switch {
 	case c == nil:
-		h.errorf("key %q: handed over to %q, which never asked for it", lease.Key, lease.Owner)
+		r.errorf("key %q: handed over to %q, which never asked for it", lease.Key, lease.Owner)
 	case lease.Token < 1 || lease.Token >= maxToken:
-		h.errorf("key %q: handed over to %q with token %d", lease.Key, lease.Owner, lease.Token)
+		r.errorf("key %q: handed over to %q with token %d", lease.Key, lease.Owner, lease.Token)
 	case c.token == 0 && !c.ended && !c.gone && lease.Token > c.floor:
-		c.token = lease.Token
+		c.token, c.waiting = lease.Token, false
 		k.newest = max(k.newest, lease.Token)
+		if c.ticket == 0 || c.ticket != e.Ticket {
+			return // old news
+		}
+		lasts := lease.TTL
+		if r.ticketLife > 0 {
+			lasts = min(lasts, r.ticketLife)
+		}
+		c.until = c.asked.Add(lasts - drift(lasts))
+		r.beside(k, c, fmt.Sprintf("key %q, handed over to %q", lease.Key, lease.Owner))
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // leakPatience is how long goroutines may take to end after the last test.
-const leakPatience = 5 * time.Second
+var leakPatience = 5 * time.Second
 
 // Main runs a package's tests and fails if they leave goroutines behind. Call
 // it from TestMain, and nothing after it. With -bench nothing is checked: a

@@ -59,7 +59,6 @@ type operator struct {
 	leases  map[string]known // what each owner knows of each key
 	steps   int              // how often time has passed
 	log     []string
-	failed  string
 }
 
 // known is the last grant that an owner saw.

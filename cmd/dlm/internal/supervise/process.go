@@ -290,7 +290,7 @@ func (p *Process) read() (done, exited bool) {
 // sweep kills what a dead shim has left behind.
 func (p *Process) sweep(exited bool) {
 	var t tree
-	group, stuck := p.group, false
+	group, stuck, tick := p.group, false, time.Millisecond
 	if exited {
 		t.reaped(group)
 		group = 0
@@ -322,6 +322,7 @@ func (p *Process) sweep(exited bool) {
 			stuck = true
 			p.deliver(Event{Kind: Stuck, Pid: pid, Err: err})
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(tick)
+		tick = min(tick*5/4, maxKillTick)
 	}
 }

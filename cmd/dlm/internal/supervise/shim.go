@@ -21,8 +21,11 @@ const (
 	// settle is how long processes that a command left behind may take to end
 	// by themselves, such as the tee at the end of its output.
 	settle = time.Second
-	// killTick is how often what is being killed is looked for again.
-	killTick = 20 * time.Millisecond
+	// killTick is how often what is being killed is looked for again, at first;
+	// what cannot be killed is looked for less and less often, down to
+	// maxKillTick.
+	killTick    = 10 * time.Millisecond
+	maxKillTick = time.Second
 )
 
 // Init must be the first thing that main does. It returns, unless this process
@@ -97,6 +100,7 @@ type shim struct {
 	childless  bool // this process has no children
 	ending     bool // SIGTERM has been sent because of the schedule
 	killing    bool // SIGKILL is being sent
+	tick       time.Duration
 	stuck      bool // opStuck has been sent
 	over       bool // opDone, opFailed or opTooLate has been sent
 }
@@ -160,7 +164,8 @@ func (s *shim) wait() {
 	if s.killing || s.exited && !quiet {
 		// Not every death is reported to us: there may be a process between,
 		// or one that forked in the moment that we looked.
-		timeout = killTick
+		timeout = max(s.tick, killTick)
+		s.tick = min(timeout*5/4, maxKillTick)
 	}
 	ms := -1
 	if timeout >= 0 {
