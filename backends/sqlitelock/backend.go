@@ -236,9 +236,7 @@ func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
 	if err != nil {
 		return err
 	}
-	if lease.Token == 0 {
-		b.forget(lease.Key, lease.Owner)
-	}
+	b.forget(lease.Key, lease.Owner)
 	if loss != nil {
 		return loss
 	}

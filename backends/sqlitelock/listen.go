@@ -99,8 +99,8 @@ func (b *Backend) watched(l *listener) bool {
 	return len(l.waiting) > 0
 }
 
-// Listen implements [driver.Notifier]. It costs one goroutine, its caller's,
-// and one connection per manager.
+// Listen implements [driver.Notifier]. Besides its caller it costs one goroutine
+// and one connection.
 func (b *Backend) Listen(ctx context.Context, manager string, handle func(driver.Event)) error {
 	if err := b.ready(ctx); err != nil {
 		return err

@@ -26,7 +26,7 @@ const exitHelp = `Exit codes of dlm itself:
   64     the command line, or a variable of the environment, is wrong
   69     the store cannot be reached or used
   70     something failed that should not, such as the supervision of a command
-  75     the lock was not acquired: it is held, or the wait is over
+  75     the lock was not acquired: it is held, or still held after the wait
   79     the lock was lost while the command ran, or could not be renewed in
          time; the command was stopped
   126    the command cannot be executed

@@ -457,8 +457,8 @@ func TestEnvironmentStandsForFlags(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"DLM_WAIT=100ms", nil, "the wait of 100ms is over"},
-		{"DLM_WAIT=1h", []string{"--wait", "100ms"}, "the wait of 100ms is over"},
+		{"DLM_WAIT=2s", nil, "the wait of 2s is over"},
+		{"DLM_WAIT=1h", []string{"--wait", "2s"}, "the wait of 2s is over"},
 		{"DLM_WAIT=1h", []string{"--no-wait"}, "held by"},
 		{"DLM_WAIT=bogus", []string{"--no-wait"}, "held by"},
 	} {

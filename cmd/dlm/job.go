@@ -21,8 +21,8 @@ import (
 const (
 	// withdrawPatience and leavePatience bound what happens between a signal
 	// in the wait and the end of the process. Together they are below 1s.
-	withdrawPatience = 700 * time.Millisecond
-	leavePatience    = 200 * time.Millisecond
+	withdrawPatience = 550 * time.Millisecond
+	leavePatience    = 150 * time.Millisecond
 	// storePatience bounds a release, and a renewal out of turn.
 	storePatience = 5 * time.Second
 )

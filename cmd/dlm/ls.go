@@ -9,7 +9,7 @@ import (
 )
 
 // pageSize is how many keys are read in one call.
-const pageSize = 500
+const pageSize = 200
 
 func (a *app) lsCommand() *cobra.Command {
 	var asJSON bool

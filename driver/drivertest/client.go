@@ -75,11 +75,8 @@ func (cl *client) wait(req driver.Request) driver.Lease {
 // waitFor is wait for a limited time.
 func (cl *client) waitFor(req driver.Request, limit time.Duration) (driver.Lease, bool) {
 	req.Enqueue = true
-	pause := 5 * time.Millisecond
-	if w := cl.env.props.LivenessWindow; w > 0 {
-		pause = min(pause, w/8)
-	}
-	for start := time.Now(); ; time.Sleep(pause) {
+	start := time.Now()
+	for pause := time.Millisecond; ; pause = cl.nextPause(pause) {
 		lease, err := cl.acquire(req)
 		if err == nil {
 			return lease, true
@@ -90,7 +87,18 @@ func (cl *client) waitFor(req driver.Request, limit time.Duration) (driver.Lease
 		if time.Since(start) > limit || cl.env.ctx.Err() != nil {
 			return lease, false
 		}
+		time.Sleep(pause)
 	}
+}
+
+// nextPause is how long a waiter waits until it asks again: longer from time
+// to time, but not so long that its ticket lapses.
+func (cl *client) nextPause(pause time.Duration) time.Duration {
+	pause = min(pause+pause/4, 40*time.Millisecond)
+	if w := cl.env.props.LivenessWindow; w > 0 {
+		pause = min(pause, w/8)
+	}
+	return pause
 }
 
 // extend renews one grant.

@@ -38,6 +38,7 @@ type env struct {
 	groups   []*group
 	names    map[string]int
 	prober   locker // tries whether keys are free
+	cancels  []context.CancelFunc
 }
 
 // failure is what ends a case: it is thrown by fatalf and caught by protect.
@@ -51,11 +52,7 @@ func newEnv(t testing.TB, h *Harness) *env {
 	if err := probe.Close(); err != nil {
 		t.Errorf("Close of a backend that was not used: %v", err)
 	}
-	e.unit = h.Unit
-	if e.unit == 0 {
-		e.unit = 200 * time.Millisecond
-	}
-	e.unit = max(e.unit, e.props.MinTTL)
+	e.unit = max(h.unit(), e.props.MinTTL)
 	e.long = max(time.Minute, 20*e.unit)
 	e.patience = 15*time.Second + 10*e.unit + 2*e.props.LivenessWindow
 	return e
@@ -115,6 +112,9 @@ func (e *env) finish() error {
 			errs = append(errs, c.backend.Close())
 		}
 	}
+	for _, cancel := range e.cancels {
+		cancel()
+	}
 	return errors.Join(append(errs, e.history.err())...)
 }
 
@@ -144,10 +144,12 @@ func (e *env) checkResidue() {
 	}
 }
 
-// within returns a context that ends after d.
+// within returns a context that ends after d, or when all is over.
 func (e *env) within(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
-	context.AfterFunc(ctx, cancel)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.cancels = append(e.cancels, cancel)
 	return ctx
 }
 

@@ -127,11 +127,7 @@ func (r *rawLocker) try(key string, w want) (*grip, error) {
 func (r *rawLocker) wait(ctx context.Context, key string, w want) (*grip, error) {
 	req := r.request(key, w)
 	req.Enqueue = true
-	pause := 5 * time.Millisecond
-	if w := r.env.props.LivenessWindow; w > 0 {
-		pause = min(pause, w/8)
-	}
-	for {
+	for pause := time.Millisecond; ; pause = r.nextPause(pause) {
 		lease, err := r.acquire(req)
 		if err == nil {
 			return r.grip(lease), nil

@@ -29,7 +29,7 @@ func Operations(t *testing.T, seed uint64, open func(t *testing.T) *Harness) {
 	for i := range script {
 		script[i] = byte(rnd.Uint32())
 	}
-	if err := operate(t, open(t), script); err != nil {
+	if err := attempts(t, open, func(h *Harness) error { return operate(t, h, script) }); err != nil {
 		t.Errorf("seed %d: %v", seed, err)
 	}
 }

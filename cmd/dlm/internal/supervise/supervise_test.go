@@ -276,18 +276,14 @@ func TestStuck(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs to be root, to run as somebody else")
 	}
-	// Others cannot look into t.TempDir.
-	dir, err := os.MkdirTemp("", "stuck-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := t.TempDir()
 	program, err := os.ReadFile(os.Args[0])
 	if err != nil {
 		t.Fatal(err)
 	}
 	plain, rooted := filepath.Join(dir, "plain"), filepath.Join(dir, "rooted")
-	err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(plain, program, 0o755), os.WriteFile(rooted, program, 0o755),
+	// The other one must be able to get there.
+	err = errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755), os.WriteFile(plain, program, 0o755), os.WriteFile(rooted, program, 0o755),
 		os.Chmod(rooted, 0o755|os.ModeSetuid))
 	if err != nil {
 		t.Fatal(err)
