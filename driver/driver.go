@@ -128,8 +128,10 @@ type Properties struct {
 	// LivenessWindow bounds how long a waiter that has died can hold up those
 	// behind it. A ticket, and a grant that was handed over and not yet
 	// confirmed, lapses three quarters of the window after the waiter's last
-	// Acquire; package dlm repeats Acquire four times in a window. Zero means
-	// that tickets belong to a session which the backend keeps alive itself.
+	// Acquire; package dlm repeats Acquire four times in a window. A ticket
+	// that has lapsed is passed over, but keeps its place for as long again, in
+	// case its waiter was only slow. Zero means that tickets belong to a
+	// session which the backend keeps alive itself.
 	LivenessWindow time.Duration
 	// FairQueue says that waiters are served in order of arrival.
 	FairQueue bool
@@ -227,8 +229,9 @@ type Notifier interface {
 	// when the context ends or the subscription breaks; package dlm then calls
 	// it again after a pause. There is at most one Listen call per manager.
 	//
-	// Delivery is not guaranteed. Package dlm goes on looking for itself, at
-	// a slower pace.
+	// Delivery is not guaranteed, and an event may overtake the answer of a
+	// call that is under way. Package dlm goes on looking for itself, at a
+	// slower pace.
 	Listen(ctx context.Context, manager string, handle func(Event)) error
 }
 

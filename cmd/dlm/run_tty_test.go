@@ -15,6 +15,8 @@ import (
 
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
+
+	"github.com/go-dlm/dlm/cmd/dlm/internal/proctest"
 )
 
 // terminal is a terminal with a process that leads its session.
@@ -152,10 +154,13 @@ func TestTerminalInterruptIsTheCommands(t *testing.T) {
 func TestTerminalInterruptEndsScript(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
-	term := onTerminal(t, store, "sh", "-c", `$DLM run k -- sh -c 'echo ready; sleep 1000'; echo "went on"`)
-	term.await("ready")
+	tree := proctest.New(t)
+	script := append([]string{"-c", `$DLM run k -- "$@"; echo "went on"`, "sh"}, tree.Args("ready", "stay")...)
+	term := onTerminal(t, store, "sh", script...)
+	tree.Await("command")
 	term.write(ctrlC)
 	term.expect(-int(syscall.SIGINT))
+	tree.Gone()
 	if strings.Contains(term.text(), "went on") {
 		t.Errorf("the script went on:\n%s", term.text())
 	}

@@ -201,6 +201,12 @@ var breakages = []breakage{
 	}},
 	{name: "core retries without end", core: coreWith(func(cfg *dlm.LockConfig) { cfg.MaxRetries = -1 }), fails: []string{"Manager/RefusingStoreIsNotHammered"}},
 	{name: "core gives up at once", core: coreGivesUp, fails: []string{"Manager/FailedRenewalIsNoLoss"}},
+	{name: "core hardly retries", core: coreWith(func(cfg *dlm.LockConfig) { cfg.MaxRetries = 1 }), fails: []string{
+		"Manager/UnansweredReleaseIsRepeated", "Manager/RefusingStoreIsNotHammered",
+	}},
+	{name: "core renews one by one", core: coreRenewsOneByOne, fails: []string{"Manager/HungRenewalSparesOthers"}},
+	{name: "core waits for the store", core: coreWaits, fails: []string{"Manager/HungStoreDoesNotHoldTheCaller", "Manager/CancelledWaitLeavesNothing"}},
+	{name: "core forgets what it got too late", core: coreForgetsLateLocks, fails: []string{"Manager/CancelRacesRelease"}},
 	{name: "core renews without end", core: coreRenewsWithoutEnd, fails: []string{"Manager/ReleaseEndsRenewal"}},
 	{name: "core works on after Close", core: coreWorksOn, fails: []string{"Manager/ClosedManagerRefuses"}},
 	{name: "core loses wake-ups to a pause", core: corePauses, fails: []string{"Manager/HandOverIsPrompt"}},
@@ -320,6 +326,46 @@ func coreGivesUp(b driver.Backend, cfg *dlm.LockConfig) (manager, error) {
 			}
 		}
 	}}), cfg)
+}
+
+// coreRenewsOneByOne makes one call at a time, each for one lock, and waits for
+// its answer for a minute.
+func coreRenewsOneByOne(b driver.Backend, cfg *dlm.LockConfig) (manager, error) {
+	turn := make(chan struct{}, 1)
+	return newChanged(Intercept(b, Hooks{Extend: func(ctx context.Context, batch []driver.Renewal) {
+		for i := range batch {
+			turn <- struct{}{}
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+			b.Extend(ctx, batch[i:i+1])
+			cancel()
+			<-turn
+		}
+	}}), cfg)
+}
+
+// coreWaits for the store as long as it takes.
+func coreWaits(b driver.Backend, cfg *dlm.LockConfig) (manager, error) {
+	c, err := newChanged(b, cfg)
+	c.acquire = func(ctx context.Context, key string, ttl time.Duration, opts *dlm.AcquireOptions) (*dlm.Lock, error) {
+		if ctx == nil {
+			return c.Manager.Acquire(ctx, key, ttl, opts)
+		}
+		return c.Manager.Acquire(context.WithoutCancel(ctx), key, ttl, opts)
+	}
+	return c, err
+}
+
+// coreForgetsLateLocks reports that the context ended, though it has the lock.
+func coreForgetsLateLocks(b driver.Backend, cfg *dlm.LockConfig) (manager, error) {
+	c, err := newChanged(b, cfg)
+	c.acquire = func(ctx context.Context, key string, ttl time.Duration, opts *dlm.AcquireOptions) (*dlm.Lock, error) {
+		l, err := c.Manager.Acquire(ctx, key, ttl, opts)
+		if err == nil && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return l, err
+	}
+	return c, err
 }
 
 // coreRenewsWithoutEnd goes on with every renewal that it has begun.

@@ -228,8 +228,13 @@ func work(t *testing.T, m *dlm.Manager) {
 		<-l.Done()
 	case 1: // runs out or is renewed
 		time.Sleep(2 * time.Second)
-	case 2: // re-entered
-		inner, err := m.Acquire(owner, key, time.Second, opts)
+	case 2: // re-entered, for the same time or a longer one, and maybe lost before
+		if rand.N(3) == 0 {
+			if _, err := m.ForceRelease(t.Context(), key, l.Token); err != nil {
+				t.Error(err)
+			}
+		}
+		inner, err := m.Acquire(owner, key, time.Duration(1+rand.N(2))*time.Second, opts)
 		if err == nil {
 			err = inner.Release(t.Context())
 		}
