@@ -84,9 +84,7 @@ func cancelledWaitLeavesNothing(e *env) {
 
 func cancelRacesRelease(e *env) {
 	a, b := e.openManaged(), e.manage(quick())
-	ttl := e.long
 	cl := e.open()
-	_, notified := driver.As[driver.Notifier](cl.backend)
 	for round := range 100 {
 		held := e.take(a, "k", want{})
 		ctx, cancel := context.WithCancel(e.within(e.patience))
@@ -94,32 +92,43 @@ func cancelRacesRelease(e *env) {
 		before := e.history.waiting("k")
 		var l *dlm.Lock
 		var err error
-		if round%4 == 3 && notified {
-			// The wait is cancelled by the very event that ends it.
-			b.faults.DropEvents(func(event driver.Event) bool {
-				if event.Lease.Key == "k" {
-					cancel()
-				}
-				return false
-			})
-		}
-		g.start(func() { l, err = b.AcquireLock(ctx, "k", ttl) })
+		returned := make(chan struct{})
+		g.start(func() {
+			defer close(returned)
+			l, err = b.AcquireLock(ctx, "k", e.long)
+		})
 		e.eventually("a waiter is in the queue", func() bool { return e.history.waiting("k") > before })
-		if round%4 != 3 || !notified {
+		pause := func() { time.Sleep(time.Duration(rand.IntN(200)) * time.Microsecond) }
+		switch round % 5 {
+		case 0: // the release comes first, by a little
 			g.start(func() {
-				if round%4 == 0 {
-					time.Sleep(time.Duration(rand.IntN(200)) * time.Microsecond)
-				}
+				pause()
 				cancel()
 			})
+			e.drop(held)
+		case 1: // the cancellation does
+			g.start(cancel)
+			pause()
+			e.drop(held)
+		case 2:
+			g.start(cancel)
+			e.drop(held)
+		default: // the waiter asks, and is cancelled when its answer comes, or before
+			fault := b.faults.Inject(Fault{Kind: HangAfter, Op: OpAcquire, Times: 1})
+			e.drop(held)
+			select {
+			case <-fault.Hit():
+			case <-returned: // it was told, and need not ask
+			}
+			if round%5 == 3 {
+				fault.Remove()
+			}
+			cancel()
+			g.wait()
+			fault.Remove()
 		}
-		if round%4 == 1 {
-			time.Sleep(time.Duration(rand.IntN(200)) * time.Microsecond)
-		}
-		e.drop(held)
 		g.wait()
 		cancel()
-		b.faults.DropEvents(nil)
 		info, ok := cl.inspect("k")
 		switch {
 		case err == nil:
