@@ -224,7 +224,7 @@ func (r *recorder) acquire(ctx context.Context, req driver.Request) (driver.Leas
 	if c == nil || c.ended || c.gone || c.mode != req.Mode || c.limit != req.Limit {
 		c, fresh = r.claim(k, req), true
 	}
-	before := k.newest
+	before, token := k.newest, c.token
 	r.mu.Unlock()
 
 	lease, err := r.inner.Acquire(ctx, req)
@@ -242,6 +242,9 @@ func (r *recorder) acquire(ctx context.Context, req driver.Request) (driver.Leas
 			c.floor = before
 		}
 		r.seen(k, c, lease, start, before)
+	case refused && c.token != token:
+		// The key was handed over after this answer, and the event was faster.
+		r.checkHeld(req, held)
 	case refused:
 		if c.valid(now) {
 			r.errorf("key %q: %q was refused though it held the key", req.Key, req.Owner)
