@@ -95,16 +95,16 @@ func shorterReaderDoesNotShorten(e *env, open func() locker) {
 		return
 	}
 	a, b, c := open(), open(), open()
-	before := time.Now()
 	longer := e.take(a, "k", want{shared: true, ttl: 4 * e.unit})
 	shorter := e.take(b, "k", want{shared: true, ttl: e.unit})
+	taken := time.Now()
 	b.die()
 	// While the short one's time runs out, the long one is renewed, which must
 	// not prolong the other.
 	if err := longer.extend(4 * e.unit); err != nil {
 		e.fatalf("the longer reader cannot renew: %w", err)
 	}
-	pass(expired(before, shorter.ttl+e.unit/4))
+	pass(expired(taken, shorter.ttl+e.unit/4))
 	e.denied(c, "k", want{})
 	e.drop(longer)
 	if !e.props.SessionLeases {
