@@ -27,19 +27,19 @@ check: lint arch tidy modules ## everything that can be said without running the
 
 # The race detector watches our code. In SQLite, which is C turned into Go, it
 # would find nothing of ours and make the tests take four times as long.
-test race conformance: export GOFLAGS := $(GOFLAGS) -gcflags=modernc.org/...=-race=false
+race := -race -gcflags=modernc.org/...=-race=false
 
 .PHONY: test
 test: ## all tests of all modules, with the race detector
-	go test -race -timeout 5m work
+	go test $(race) -timeout 10m work
 
 .PHONY: race
 race: ## all tests again and again in random order; COUNT=5
-	go test -race -timeout 60m -count $(or $(COUNT),5) -shuffle on work
+	go test $(race) -timeout 60m -count $(or $(COUNT),5) -shuffle on work
 
 .PHONY: conformance
 conformance: ## a backend's conformance suite under the race detector; B=memory|sqlite COUNT=1
-	@scripts/conformance.sh '$(B)' '$(or $(COUNT),1)'
+	@scripts/conformance.sh '$(B)' '$(or $(COUNT),1)' $(race)
 
 .PHONY: bench
 bench: ## all benchmarks; BENCH=regexp BENCHTIME=1s COUNT=1

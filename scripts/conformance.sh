@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the conformance suite of one backend: conformance.sh BACKEND COUNT
+# Runs the conformance suite of one backend: conformance.sh BACKEND COUNT [FLAG...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,4 +19,4 @@ if ! grep -qs '^func TestConformance(' "$dir"/*_test.go; then
 	exit 1
 fi
 set -x
-go test -race -timeout 60m -count "$count" -run '^TestConformance$' "./$dir"
+go test "${@:3}" -timeout 60m -count "$count" -run '^TestConformance$' "./$dir"
