@@ -27,7 +27,9 @@ check: lint arch tidy modules ## everything that can be said without running the
 
 # The race detector watches our code. In SQLite, which is C turned into Go, it
 # would find nothing of ours and make the tests take four times as long.
-race := -race -gcflags=modernc.org/...=-race=false
+# Most tests of backends wait for a time to live to run out, so more of them
+# than there are cores run side by side.
+race := -race -gcflags=modernc.org/...=-race=false -parallel 6
 
 .PHONY: test
 test: ## all tests of all modules, with the race detector
