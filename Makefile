@@ -32,7 +32,7 @@ check: lint arch tidy modules ## everything that can be said without running the
 # then sees races where there are none, and none where there are some.
 # Most tests of backends wait for a time to live to run out, so more of them
 # than there are cores run side by side.
-race := -race -gcflags=modernc.org/sqlite/lib=-race=false -parallel 6
+race := -race -gcflags=modernc.org/sqlite/lib=-race=false -parallel 4
 
 .PHONY: test
 test: ## all tests of all modules, with the race detector

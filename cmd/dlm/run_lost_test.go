@@ -31,7 +31,7 @@ func forceRelease(t testing.TB, store, key string) {
 func TestLostByForce(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
-	h := holdTree(t, store, "k", []string{"--ttl", "3s"}, everybody, family...)
+	h := holdTree(t, store, "k", []string{"--ttl", "6s"}, everybody, family...)
 	forceRelease(t, store, "k")
 	h.says("lost the lock on k")
 	noticed := time.Now()
@@ -48,7 +48,7 @@ func TestLostIsTold(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
 	mark := filepath.Join(t.TempDir(), "cleaned")
-	p := startDLM(t, store, "run", "--ttl", "3s", "k", "--", "sh", "-c",
+	p := startDLM(t, store, "run", "--ttl", "6s", "k", "--", "sh", "-c",
 		fmt.Sprintf(`trap 'touch %s; exit 0' TERM; echo ready >&2; sleep 1000 & wait`, mark))
 	p.says("ready")
 	forceRelease(t, store, "k")
@@ -64,7 +64,7 @@ func TestLostForWantOfRenewal(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "locks.db")
 	store := "sqlite://" + path
-	h := holdTree(t, store, "k", []string{"--ttl", "3s"}, everybody, family...)
+	h := holdTree(t, store, "k", []string{"--ttl", "6s"}, everybody, family...)
 	next := queue(t, store, "k")
 	release := lockStore(t, path)
 	h.says("was not renewed in time")
@@ -101,7 +101,7 @@ func TestGrace(t *testing.T) {
 func TestLostStore(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "locks.db")
-	h := holdTree(t, "sqlite://"+path, "k", []string{"--ttl", "2s"}, everybody, family...)
+	h := holdTree(t, "sqlite://"+path, "k", []string{"--ttl", "6s"}, everybody, family...)
 	for _, suffix := range []string{"", "-wal", "-shm"} {
 		if err := os.Remove(path + suffix); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
@@ -116,7 +116,7 @@ func TestLostStore(t *testing.T) {
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
-	h := holdTree(t, store, "k", []string{"--ttl", "3s"}, everybody, family...)
+	h := holdTree(t, store, "k", []string{"--ttl", "6s"}, everybody, family...)
 	next := queue(t, store, "k")
 	h.signal(syscall.SIGKILL)
 	killed := time.Now()
@@ -152,7 +152,7 @@ func TestSupervisorKilled(t *testing.T) {
 func TestStopped(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
-	h := holdTree(t, store, "k", []string{"--ttl", "3s"}, everybody, family...)
+	h := holdTree(t, store, "k", []string{"--ttl", "6s"}, everybody, family...)
 	next := queue(t, store, "k")
 	h.signal(syscall.SIGSTOP)
 	next.tree.Await("command")
@@ -174,7 +174,7 @@ func TestSupervisorStopped(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "locks.db")
 	store := "sqlite://" + path
-	h := holdTree(t, store, "k", []string{"--ttl", "3s"}, everybody, family...)
+	h := holdTree(t, store, "k", []string{"--ttl", "6s"}, everybody, family...)
 	next := queue(t, store, "k")
 	if err := syscall.Kill(h.tree.Parent, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
