@@ -295,7 +295,7 @@ func TestRunShared(t *testing.T) {
 func TestRunRenews(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
-	h := hold(t, store, "k", "--ttl", "2s")
+	h := hold(t, store, "k", "--ttl", "4s")
 	w := startDLM(t, store, "run", "--wait", "5s", "k", "--", "true")
 	w.says("waiting")
 	w.expect(75)
@@ -407,7 +407,7 @@ func awaitOpen(t testing.TB, pid int, path string) {
 func TestRunLeftovers(t *testing.T) {
 	t.Parallel()
 	store := newStore(t)
-	p := holdTree(t, store, "k", []string{"--ttl", "3s"}, []string{"child", "daemon", "command"},
+	p := holdTree(t, store, "k", []string{"--ttl", "6s"}, []string{"child", "daemon", "command"},
 		"ignore", "child", "daemon", "ready", "usr1", "exit 3")
 	next := queue(t, store, "k")
 	delete(p.tree.Pids, "command")
