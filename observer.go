@@ -22,7 +22,8 @@ const (
 	EventAcquireFailed
 	// EventWaiting: a caller began to wait in a queue.
 	EventWaiting
-	// EventWaitEnded: a caller's wait ended, with or without a lock.
+	// EventWaitEnded: a caller's wait ended, with or without a lock. Duration
+	// is how long it waited.
 	EventWaitEnded
 	// EventReleased: a held lock was released. Duration is how long it was
 	// held; Err is what Release returned.
