@@ -89,7 +89,8 @@ func (e *LockConflictError) Unwrap() error { return ErrHeld }
 // on which key and backend, and why it failed.
 type Error struct {
 	// Op is "acquire", "try", "extend", "release", "get", "list", "force" or
-	// "close".
+	// "close" or
+	// "check".
 	Op string
 	// Key is the key of the call, or empty.
 	Key string

@@ -38,6 +38,7 @@ type Manager struct {
 	notifier  driver.Notifier  // or nil
 	inspector driver.Inspector // or nil
 	forcer    driver.Forcer    // or nil
+	checker   driver.Checker   // or nil
 	props     driver.Properties
 	cfg       LockConfig
 	id        string // names the subscription
@@ -94,6 +95,7 @@ func NewManager(backend driver.Backend, cfg *LockConfig) (*Manager, error) {
 	m.notifier, _ = driver.As[driver.Notifier](backend)
 	m.inspector, _ = driver.As[driver.Inspector](backend)
 	m.forcer, _ = driver.As[driver.Forcer](backend)
+	m.checker, _ = driver.As[driver.Checker](backend)
 	m.id = newValue(conf.Label)
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	m.keeper = newKeeper(m)
@@ -223,6 +225,43 @@ func (m *Manager) read(ctx context.Context, op, key string, call func(context.Co
 		}
 	}
 	return m.wrap(op, key, err)
+}
+
+// What a check of the store finds, see [Manager.Check].
+type (
+	// Finding is what was found out about one thing.
+	Finding = driver.Finding
+	// Severity says how much a Finding matters.
+	Severity = driver.Severity
+)
+
+// The severities of a [Finding].
+const (
+	SeverityOK       = driver.SeverityOK
+	SeverityUnknown  = driver.SeverityUnknown
+	SeverityWarning  = driver.SeverityWarning
+	SeverityCritical = driver.SeverityCritical
+)
+
+// Check looks at how the store is set up and says what is good or bad for
+// locks. It changes nothing that lasts. A store that cannot be reached is a
+// finding, not an error. Backends that have nothing to check return an error
+// that matches [errors.ErrUnsupported].
+func (m *Manager) Check(ctx context.Context) ([]Finding, error) {
+	var findings []Finding
+	err := m.enter(ctx)
+	if err == nil {
+		defer m.calls.Done()
+		if m.checker == nil {
+			err = unsupported("%s has nothing to check", m.props.Name)
+		} else {
+			err = guard(ctx, m.props.Name, func(ctx context.Context) (err error) {
+				findings, err = m.checker.Check(ctx)
+				return err
+			})
+		}
+	}
+	return findings, m.wrap("check", "", err)
 }
 
 // ForceRelease removes somebody's lock: the one with this token, or all locks

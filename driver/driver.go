@@ -287,6 +287,55 @@ type Forcer interface {
 	ForceRelease(ctx context.Context, key string, token int64) ([]HolderInfo, error)
 }
 
+// Severity says how much a [Finding] matters.
+type Severity uint8
+
+const (
+	// SeverityOK: it is as it should be.
+	SeverityOK Severity = iota
+	// SeverityUnknown: it could not be found out.
+	SeverityUnknown
+	// SeverityWarning: locks work, but less is promised than could be.
+	SeverityWarning
+	// SeverityCritical: locks do not work, or can be lost in ordinary
+	// operation.
+	SeverityCritical
+)
+
+func (s Severity) String() string {
+	switch s {
+	case SeverityOK:
+		return "ok"
+	case SeverityUnknown:
+		return "unknown"
+	case SeverityWarning:
+		return "warning"
+	}
+	return "critical"
+}
+
+// Finding is what a check of a store has found out about one thing.
+type Finding struct {
+	// Check names what was looked at, in one or two words that stay the same.
+	Check    string
+	Severity Severity
+	// Server names the server that it is about, or is empty.
+	Server string
+	// Detail says what was found, in one sentence.
+	Detail string
+	// Fix says what to change, or is empty.
+	Fix string
+}
+
+// Checker is implemented by backends that can tell whether their store is set
+// up well for locks.
+type Checker interface {
+	// Check looks at the store and changes nothing that lasts. A store that
+	// cannot be reached is a finding, not an error; the error is for calls that
+	// could not be made, such as when the context has ended.
+	Check(ctx context.Context) ([]Finding, error)
+}
+
 // As finds the first backend in b's chain of Unwrap methods that is a T.
 func As[T any](b Backend) (T, bool) {
 	for b != nil {

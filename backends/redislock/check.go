@@ -1,0 +1,12 @@
+package redislock
+
+import (
+	"context"
+
+	"github.com/go-dlm/dlm/driver"
+)
+
+// Check implements [driver.Checker].
+func (b *Backend) Check(ctx context.Context) ([]driver.Finding, error) {
+	return nil, ctx.Err()
+}

@@ -1,0 +1,380 @@
+package redislock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-dlm/dlm/driver"
+)
+
+const (
+	// maxFlushes is how many batches are on their way at once. One that takes
+	// longer than stalled does not count, so that a connection which hangs does
+	// not hold up the others.
+	maxFlushes = 2
+	stalled    = 20 * time.Millisecond
+	// maxStalled bounds the goroutines that wait for answers all the same.
+	maxStalled = 64
+	// maxBatch bounds the calls in one batch.
+	maxBatch = 128
+)
+
+// errNoReply says that a call was given up after it had been sent.
+var errNoReply = errors.New("no reply yet")
+
+// dispatcher sends script calls to Redis. Calls that are made while others are
+// on their way go out together, as one pipeline; a lone call does not wait. It
+// is not the caller's goroutine that waits for the network, so a call ends with
+// its context whatever the client does with contexts.
+type dispatcher struct {
+	client redis.UniversalClient
+	// replicas is how many replicas must acknowledge what a call has written,
+	// within timeout.
+	replicas int
+	timeout  time.Duration
+
+	mu      sync.Mutex
+	queue   []*call
+	flushes map[*flush]struct{}
+	// adrift are the acquisitions that were given up after they had been sent,
+	// by owner, until they are answered or have failed.
+	adrift map[string][]*call
+}
+
+// flush is a goroutine that sends batches.
+type flush struct {
+	since time.Time // when the batch under way was sent
+}
+
+// call is one call of a script.
+type call struct {
+	ctx    context.Context
+	script *script
+	keys   []string
+	args   []any
+	// ack says that the replicas have to acknowledge it.
+	ack bool
+	// owner is set for acquisitions.
+	owner string
+
+	queued bool // guarded by dispatcher.mu
+	cmd    command
+	acked  int // how many replicas have acknowledged it
+	err    error
+	done   chan struct{}
+}
+
+// command is a Redis command that the client must not repeat by itself: only
+// then does a failure to connect mean that nothing was sent.
+type command struct{ *redis.Cmd }
+
+func (command) NoRetry() bool { return true }
+
+func newCommand(ctx context.Context, args ...any) command {
+	return command{redis.NewCmd(ctx, args...)}
+}
+
+func newDispatcher(client redis.UniversalClient, replicas int, timeout time.Duration) *dispatcher {
+	return &dispatcher{
+		client: client, replicas: replicas, timeout: timeout,
+		flushes: make(map[*flush]struct{}), adrift: make(map[string][]*call),
+	}
+}
+
+// run makes a call and returns the reply of the script.
+func (d *dispatcher) run(ctx context.Context, s *script, keys []string, args ...any) (any, error) {
+	reply, _, err := d.do(&call{ctx: ctx, script: s, keys: keys, args: args})
+	return reply, err
+}
+
+// do makes a call. It returns the reply of the script and how many replicas
+// have acknowledged it.
+func (d *dispatcher) do(c *call) (reply any, acked int, err error) {
+	if err := c.ctx.Err(); err != nil {
+		return nil, 0, fmt.Errorf("%w: %w", driver.ErrNotApplied, err)
+	}
+	c.ack = c.ack && d.replicas > 0
+	c.queued = true
+	c.done = make(chan struct{})
+	d.mu.Lock()
+	d.queue = append(d.queue, c)
+	d.start()
+	d.mu.Unlock()
+	select {
+	case <-c.done:
+	case <-c.ctx.Done():
+		if err := d.giveUp(c); err != nil {
+			return nil, 0, err
+		}
+	}
+	if c.err != nil {
+		return nil, 0, classify(c.err)
+	}
+	return c.cmd.Val(), c.acked, nil
+}
+
+// giveUp takes back a call whose context has ended. It returns nil if the
+// answer has come all the same.
+func (d *dispatcher) giveUp(c *call) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	select {
+	case <-c.done:
+		return nil
+	default:
+	}
+	if !c.queued {
+		if c.owner != "" {
+			d.adrift[c.owner] = append(d.adrift[c.owner], c)
+		}
+		return fmt.Errorf("redislock: %w: %w", errNoReply, c.ctx.Err())
+	}
+	d.queue = slices.DeleteFunc(d.queue, func(other *call) bool { return other == c })
+	return fmt.Errorf("%w: redislock: %w", driver.ErrNotApplied, c.ctx.Err())
+}
+
+// await waits until no acquisition of this owner is on its way any more, so
+// that none arrives behind the withdrawal.
+func (d *dispatcher) await(ctx context.Context, owner string) error {
+	for {
+		d.mu.Lock()
+		var ahead *call
+		if calls := d.adrift[owner]; len(calls) > 0 {
+			ahead = calls[0]
+		}
+		d.mu.Unlock()
+		if ahead == nil {
+			return nil
+		}
+		select {
+		case <-ahead.done:
+			d.mu.Lock()
+			d.landed(ahead)
+			d.mu.Unlock()
+		case <-ctx.Done():
+			return fmt.Errorf("%w: redislock: an earlier request is not answered: %w", driver.ErrNotApplied, ctx.Err())
+		}
+	}
+}
+
+// landed forgets a call that was given up. The mutex is held.
+func (d *dispatcher) landed(c *call) {
+	left := slices.DeleteFunc(d.adrift[c.owner], func(other *call) bool { return other == c })
+	if len(left) == 0 {
+		delete(d.adrift, c.owner)
+	} else {
+		d.adrift[c.owner] = left
+	}
+}
+
+// start makes sure that somebody sends what is in the queue. The mutex is held.
+func (d *dispatcher) start() {
+	active := len(d.flushes)
+	if active >= maxFlushes && active < maxStalled {
+		now := time.Now()
+		for f := range d.flushes {
+			if now.Sub(f.since) > stalled {
+				active--
+			}
+		}
+	}
+	if active >= maxFlushes {
+		return
+	}
+	f := &flush{since: time.Now()}
+	d.flushes[f] = struct{}{}
+	go d.flush(f)
+}
+
+// flush sends batches until the queue is empty.
+func (d *dispatcher) flush(f *flush) {
+	for {
+		d.mu.Lock()
+		n := min(len(d.queue), maxBatch)
+		if n == 0 {
+			delete(d.flushes, f)
+			d.mu.Unlock()
+			return
+		}
+		batch := make([]*call, n)
+		copy(batch, d.queue)
+		clear(d.queue[:n])
+		d.queue = d.queue[:copy(d.queue, d.queue[n:])]
+		for _, c := range batch {
+			c.queued = false
+		}
+		f.since = time.Now()
+		d.mu.Unlock()
+		d.send(batch)
+	}
+}
+
+// send sends a batch and answers its calls.
+func (d *dispatcher) send(batch []*call) {
+	defer func() {
+		p := recover()
+		for _, c := range batch {
+			if p != nil && c.err == nil {
+				c.err = fmt.Errorf("redislock: the client panicked: %v", p)
+			}
+		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, c := range batch {
+			close(c.done)
+			if len(d.adrift) > 0 && c.owner != "" {
+				d.landed(c)
+			}
+		}
+	}()
+	ctx, cancel := batchContext(batch)
+	defer cancel()
+	d.exchange(ctx, batch, false)
+
+	// What a server does not know yet, it has not done. It learns it by heart
+	// when it is told in full.
+	var again []*call
+	for _, c := range batch {
+		if c.err != nil && redis.HasErrorPrefix(c.err, "NOSCRIPT") {
+			again = append(again, c)
+		}
+	}
+	if len(again) > 0 {
+		d.exchange(ctx, again, true)
+	}
+}
+
+// batchContext returns a context that ends when no call of the batch has any
+// use for it.
+func batchContext(batch []*call) (context.Context, context.CancelFunc) {
+	if len(batch) == 1 {
+		return batch[0].ctx, func() {}
+	}
+	var latest time.Time
+	for _, c := range batch {
+		deadline, ok := c.ctx.Deadline()
+		if !ok {
+			return context.WithCancel(context.WithoutCancel(batch[0].ctx))
+		}
+		if deadline.After(latest) {
+			latest = deadline
+		}
+	}
+	return context.WithDeadline(context.WithoutCancel(batch[0].ctx), latest)
+}
+
+// prepare makes the command of a call.
+func (c *call) prepare(ctx context.Context, full bool) {
+	args := make([]any, 0, 3+len(c.keys)+len(c.args))
+	if full {
+		args = append(args, "eval", c.script.source)
+	} else {
+		args = append(args, "evalsha", c.script.sha)
+	}
+	args = append(args, len(c.keys))
+	for _, key := range c.keys {
+		args = append(args, key)
+	}
+	c.cmd = newCommand(ctx, append(args, c.args...)...)
+	c.err, c.acked = nil, 0
+}
+
+// exchange sends the commands of the calls and takes their answers.
+func (d *dispatcher) exchange(ctx context.Context, batch []*call, full bool) {
+	ack := false
+	for _, c := range batch {
+		c.prepare(ctx, full)
+		ack = ack || c.ack
+	}
+	switch {
+	case ack:
+		d.exchangeAck(ctx, batch)
+	case len(batch) == 1:
+		c := batch[0]
+		c.err = d.client.Process(ctx, c.cmd)
+	default:
+		pipe := d.client.Pipeline()
+		for _, c := range batch {
+			_ = pipe.Process(ctx, c.cmd)
+		}
+		_, err := pipe.Exec(ctx)
+		settle(batch, err)
+	}
+}
+
+// settle takes the answers of a pipeline.
+func settle(batch []*call, err error) {
+	for _, c := range batch {
+		c.err = c.cmd.Err()
+		if c.err == nil && err != nil && c.cmd.Val() == nil {
+			c.err = err // the command was not reached
+		}
+	}
+}
+
+// maxMoves is how often a call follows slots that move.
+const maxMoves = 3
+
+// exchangeAck sends the calls, and behind them the question how many replicas
+// have what they wrote. That counts for one connection, so in a cluster each
+// node is asked for itself.
+func (d *dispatcher) exchangeAck(ctx context.Context, batch []*call) {
+	cluster, ok := d.client.(*redis.ClusterClient)
+	if !ok {
+		d.ask(ctx, d.client, batch)
+		return
+	}
+	for move := 0; len(batch) > 0; move++ {
+		nodes := make(map[*redis.Client][]*call)
+		for _, c := range batch {
+			node, err := cluster.MasterForKey(ctx, c.keys[0])
+			if err != nil {
+				c.err = fmt.Errorf("%w: %w", driver.ErrNotApplied, err)
+				continue
+			}
+			nodes[node] = append(nodes[node], c)
+		}
+		var wg sync.WaitGroup
+		for node, calls := range nodes {
+			wg.Go(func() { d.ask(ctx, node, calls) })
+		}
+		wg.Wait()
+		if move == maxMoves {
+			return
+		}
+		var moved []*call
+		for _, c := range batch {
+			if c.err != nil && redis.HasErrorPrefix(c.err, "MOVED") {
+				cmd := newCommand(ctx, c.cmd.Args()...)
+				c.cmd, c.err = cmd, nil
+				moved = append(moved, c)
+			}
+		}
+		if len(moved) > 0 {
+			cluster.ReloadState(ctx)
+		}
+		batch = moved
+	}
+}
+
+// ask sends calls and WAIT through one connection.
+func (d *dispatcher) ask(ctx context.Context, client redis.Cmdable, batch []*call) {
+	pipe := client.Pipeline()
+	for _, c := range batch {
+		_ = pipe.Process(ctx, c.cmd)
+	}
+	wait := newCommand(ctx, "wait", d.replicas, d.timeout.Milliseconds())
+	_ = pipe.Process(ctx, wait)
+	_, err := pipe.Exec(ctx)
+	settle(batch, err)
+	acked, _ := wait.Int()
+	for _, c := range batch {
+		c.acked = acked
+	}
+}

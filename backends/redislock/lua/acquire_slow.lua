@@ -1,0 +1,91 @@
+local life = tonumber(ARGV[6])
+
+-- A grant that is repeated counts as renewed.
+if holder == owner then
+  if kind ~= 'x1' then return {2} end
+  if now + ARGV[2] > expires then expires = now + ARGV[2] end
+  ttl = ARGV[2]
+  keep() -- comes first, as it is allowed when memory is short
+  write()
+  return token
+end
+if kinds then
+  local o = call('HGET', main, 'o' .. owner)
+  if o then
+    if kind ~= kinds then return {2} end
+    local number, _, from = unpack(o)
+    local ends = tonumber(call('ZSCORE', holders, owner))
+    if now + ARGV[2] > ends then ends = now + ARGV[2] end
+    keep()
+    call('ZADD', holders, string.format('%.0f', ends), owner)
+    call('HSET', main, 'o' .. owner, pack(number, ARGV[2], from, ARGV[3]))
+    keep()
+    serve()
+    return number
+  end
+end
+
+-- All who use the key at the same time must agree on its limit.
+local have
+if holder then
+  have = 1
+elseif kinds then
+  have = limit(kinds)
+elseif waiting then
+  local id, t, place = head(0)
+  if id == owner then id, t = head(place + 1) end
+  if id then have = limit(t[4]) end
+end
+if have and have ~= limit(kind) then return {1, have} end
+
+local mine = waiting and call('HGET', main, 's' .. owner)
+mine = mine and {unpack(mine)}
+if mine and (mine[2] + mine[3] <= now or not call('ZSCORE', queue, owner)) then
+  drop(owner)
+  mine = nil
+end
+if mine and life > 0 then
+  call('PEXPIRE', queue, kept)
+  call('HSET', main, 's' .. owner,
+    pack(mine[1], now + life, life, kind, ARGV[2], mine[6], ARGV[3], ARGV[7] or false))
+end
+local got, blocked = serve(owner)
+if got then return got end
+if not mine and not blocked and admits(kind) then
+  return grant(owner, kind, ARGV[2], ARGV[3], now + ARGV[2])
+end
+
+local ticket, position = 0, 0
+if mine then
+  ticket = mine[1]
+elseif life > 0 then
+  if not waiting then call('ZREMRANGEBYRANK', queue, 0, -1) end
+  ticket = number()
+  call('ZADD', queue, string.format('%.0f', ticket), owner)
+  call('PEXPIRE', queue, kept)
+  call('HSET', main, 'q', 1, 's' .. owner,
+    pack(ticket, now + life, life, kind, ARGV[2], now, ARGV[3], ARGV[7] or false))
+  write()
+end
+if ticket > 0 then
+  local rank = call('ZRANK', queue, owner)
+  position = rank + 1
+  if rank > 0 and rank < 16 then
+    position = 1
+    for _, id in ipairs(call('ZRANGE', queue, 0, rank - 1)) do
+      local s = call('HGET', main, 's' .. id)
+      if s and select(2, unpack(s)) > now then position = position + 1 end
+    end
+  end
+end
+if holder then
+  return {0, holder, token, expires - now, position, ticket}
+end
+if kinds then
+  local first = call('ZRANGE', holders, 0, 0, 'WITHSCORES')
+  local o = call('HGET', main, 'o' .. first[1])
+  local number = 0
+  if o then number = unpack(o) end
+  return {0, first[1], number, first[2] - now, position, ticket}
+end
+return {0, '', 0, 0, position, ticket}

@@ -1,0 +1,185 @@
+-- What the scripts share. Before it stand: call, pack, unpack, main, now, kept,
+-- record, and the parts of record[1].
+--
+-- The record of a key is the hash KEYS[1]:
+--   h          last number given out (as token or ticket), and, if one owner
+--              holds the key exclusively: expiry, token, TTL, time of the grant,
+--              channel, owner
+--   m          if there are other holders: their kind
+--   o<owner>   of each of them: token, TTL, time of the grant, channel
+--   q          if somebody waits: 1
+--   s<owner>   of each waiter: ticket, time of lapsing, life, kind, TTL, time of
+--              arrival, channel, wake
+-- KEYS[2] is the queue, owners by ticket, and KEYS[3] the holders counted in m,
+-- by expiry. All times are in us by the server's clock, which may be set: what
+-- then seems to last longer than it can is cut to what it can last.
+local queue, holders = KEYS[2], KEYS[3]
+local waiting, kinds = record[2], record[3]
+if expires <= now then
+  holder = nil
+elseif expires - now > tonumber(ttl) then
+  expires = now + ttl
+  call('HSET', main, 'h', pack(last, expires, token, ttl, since, channel, holder))
+end
+
+-- Forgets one of the holders counted in m.
+local function forget(id)
+  call('ZREM', holders, id)
+  call('HDEL', main, 'o' .. id)
+end
+
+if kinds then
+  for _, id in ipairs(call('ZRANGEBYSCORE', holders, '-inf', string.format('%.0f', now))) do
+    forget(id)
+  end
+  local first = call('ZRANGE', holders, 0, 0, 'WITHSCORES')
+  if not first[1] then
+    call('HDEL', main, 'm')
+    kinds = nil
+  else
+    local o = call('HGET', main, 'o' .. first[1])
+    local _, life = 0, 0
+    if o then _, life = unpack(o) end
+    if first[2] - now > tonumber(life) then
+      for _, id in ipairs(call('ZRANGE', holders, 0, -1)) do
+        o = call('HGET', main, 'o' .. id)
+        if o then
+          _, life = unpack(o)
+          if call('ZSCORE', holders, id) - now > tonumber(life) then
+            call('ZADD', holders, string.format('%.0f', now + life), id)
+          end
+        else
+          call('ZREM', holders, id)
+        end
+      end
+    end
+  end
+end
+
+local function limit(k)
+  return tonumber(string.sub(k, 2))
+end
+
+local function number()
+  if last >= now then
+    last = last + 1
+  else
+    last = now
+  end
+  return last
+end
+
+local function write()
+  if holder then
+    call('HSET', main, 'h', pack(last, expires, token, ttl, since, channel, holder))
+  else
+    call('HSET', main, 'h', pack(last, 0))
+  end
+end
+
+-- Keeps the record for as long as it may be needed.
+local function keep()
+  local most = now
+  if holder then most = expires end
+  if kinds then
+    local longest = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
+    if longest and tonumber(longest) > most then most = tonumber(longest) end
+    call('PEXPIRE', holders, string.format('%.0f', kept + math.ceil((most - now) / 1000)))
+  end
+  call('PEXPIRE', main, string.format('%.0f', kept + math.ceil((most - now) / 1000)))
+end
+
+local function drop(id)
+  call('ZREM', queue, id)
+  call('HDEL', main, 's' .. id)
+end
+
+-- Finds the first ticket from a place on that has not lapsed. One that has
+-- keeps its place for as long again.
+local function head(place)
+  while true do
+    local id = call('ZRANGE', queue, place, place)[1]
+    if not id then return end
+    local s = call('HGET', main, 's' .. id)
+    if not s then
+      call('ZREM', queue, id)
+    else
+      local t = {unpack(s)}
+      if t[2] - now > tonumber(t[3]) then
+        t[2] = now + t[3]
+        call('HSET', main, 's' .. id, pack(t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]))
+      end
+      if t[2] > now then
+        return id, t, place
+      elseif t[2] + t[3] <= now then
+        drop(id)
+      else
+        place = place + 1
+      end
+    end
+  end
+end
+
+local function admits(k)
+  if holder then return false end
+  if not kinds then return true end
+  if string.sub(k, 1, 1) == 's' then return string.sub(kinds, 1, 1) == 's' end
+  return string.sub(kinds, 1, 1) == 'x' and call('ZCARD', holders) < limit(k)
+end
+
+local function grant(id, k, life, ch, ends)
+  number()
+  if k == 'x1' then
+    expires, token, ttl, since, channel, holder = ends, last, life, now, ch, id
+  else
+    if not kinds then
+      call('ZREMRANGEBYRANK', holders, 0, -1)
+      kinds = k
+      call('HSET', main, 'm', k)
+    end
+    call('ZADD', holders, string.format('%.0f', ends), id)
+    call('HSET', main, 'o' .. id, pack(last, life, now, ch))
+  end
+  write()
+  keep()
+  return last
+end
+
+-- Tells a manager. Nothing is relied upon: it may lack the right to, and there
+-- may be nobody to hear it.
+local function tell(ch, what, ticket, number, life, k, id)
+  if ch ~= '' then
+    redis.pcall('PUBLISH', ch, table.concat({what, string.format('%.0f', ticket), string.format('%.0f', number),
+      life, k, #id, id .. main}, ' '))
+  end
+end
+
+-- Grants the key to the head of the queue for as long as it can. The caller, if
+-- any, gets its whole TTL; a grant to another lapses with its ticket unless the
+-- owner confirms it. Returns the caller's token, and whether somebody waits.
+local function serve(caller)
+  local got, place, blocked = nil, 0, false
+  while waiting do
+    local id, t
+    id, t, place = head(place)
+    if not id then break end
+    if not admits(t[4]) then
+      blocked = true
+      break
+    end
+    drop(id)
+    if id == caller then
+      got = grant(id, t[4], t[5], t[7], now + t[5])
+    else
+      local ends = now + t[5]
+      if t[2] < ends then ends = t[2] end
+      local n = grant(id, t[4], t[5], t[7], ends)
+      tell(t[7], t[8] and 'w' or 'g', t[1], n, t[5], t[4], id)
+    end
+  end
+  if waiting and call('ZCARD', queue) == 0 then
+    call('HDEL', main, 'q')
+    waiting = nil
+  end
+  return got, blocked
+end

@@ -1,0 +1,352 @@
+package redislock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-dlm/dlm"
+	"github.com/go-dlm/dlm/driver"
+)
+
+// Backend keeps locks in one Redis: a server, a primary found through
+// Sentinel, or a cluster. It is safe for concurrent use.
+type Backend struct {
+	client redis.UniversalClient
+	opts   Options
+	calls  *dispatcher
+	setup  setup
+	// spread says that one script call may not touch several locks, as their
+	// records lie in different slots.
+	spread atomic.Bool
+	closed chan struct{}
+	ended  atomic.Bool
+}
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Notifier  = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Forcer    = (*Backend)(nil)
+	_ driver.Checker   = (*Backend)(nil)
+)
+
+// New returns a backend over a client, which remains the caller's to close. It
+// asks the server nothing yet. A *redis.Ring is refused with an error that
+// matches [errors.ErrUnsupported]: it moves a key to another server when its
+// own does not answer, and the lock would be granted again there.
+func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
+	if err := checkClient(client); err != nil {
+		return nil, err
+	}
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{
+		client: client,
+		opts:   o,
+		calls:  newDispatcher(client, o.Replicas, o.ReplicaTimeout),
+		closed: make(chan struct{}),
+	}
+	_, cluster := client.(*redis.ClusterClient)
+	b.spread.Store(cluster)
+	return b, nil
+}
+
+func checkClient(client redis.UniversalClient) error {
+	if client == nil || reflect.ValueOf(client).Kind() == reflect.Pointer && reflect.ValueOf(client).IsNil() {
+		return invalidf("client is nil")
+	}
+	if _, ok := client.(*redis.Ring); ok {
+		return fmt.Errorf("redislock: locks over a *redis.Ring: %w", errors.ErrUnsupported)
+	}
+	return nil
+}
+
+// NewLockManager returns a manager over a client, which remains the caller's to
+// close. A nil cfg or nil opts mean the defaults.
+func NewLockManager(client redis.UniversalClient, cfg *dlm.LockConfig, opts *Options) (*dlm.Manager, error) {
+	b, err := New(client, opts)
+	if err != nil {
+		return nil, err
+	}
+	return dlm.NewManager(b, cfg)
+}
+
+// Properties implements [driver.Backend].
+func (b *Backend) Properties() driver.Properties {
+	return driver.Properties{
+		Name:           "redis",
+		Tokens:         driver.TokensClock,
+		LivenessWindow: b.opts.LivenessWindow,
+		FairQueue:      true,
+		SharedMode:     true,
+		Permits:        true,
+	}
+}
+
+// enter begins a call.
+func (b *Backend) enter(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%w: %w", driver.ErrNotApplied, err)
+	}
+	if b.ended.Load() {
+		return driver.ErrClosed
+	}
+	return b.setup.ready(ctx, b.calls, b.opts.Prefix)
+}
+
+// Acquire implements [driver.Backend].
+func (b *Backend) Acquire(ctx context.Context, req driver.Request) (driver.Lease, error) {
+	if err := b.enter(ctx); err != nil {
+		return driver.Lease{}, err
+	}
+	var life time.Duration
+	if req.Enqueue {
+		life = b.ticketLife()
+	}
+	record := recordKey(b.opts.Prefix, req.Key)
+	args := []any{
+		req.Owner, micros(req.TTL), channel(b.opts.Prefix, req.Manager), b.kept(req.TTL), kind(req.Mode, req.Limit), micros(life),
+	}
+	if b.opts.Replicas > 0 {
+		// A grant has to be acknowledged, so it is not handed over in the news.
+		args = append(args, "wake")
+	}
+	reply, acked, err := b.calls.do(&call{
+		ctx: ctx, script: acquireScript, keys: lockKeys(record), args: args, ack: true, owner: req.Owner,
+	})
+	if err != nil {
+		return driver.Lease{}, err
+	}
+	lease, err := acquired(&req, reply)
+	if err == nil && acked < b.opts.Replicas {
+		return driver.Lease{}, b.takeBack(ctx, lease, acked)
+	}
+	return lease, err
+}
+
+// takeBack removes a grant that too few replicas have acknowledged.
+func (b *Backend) takeBack(ctx context.Context, lease driver.Lease, acked int) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackPatience)
+	defer cancel()
+	lost := &ServerError{
+		Problem: ProblemAcknowledgement,
+		Detail:  fmt.Sprintf("%d of %d replicas within %v", acked, b.opts.Replicas, b.opts.ReplicaTimeout),
+	}
+	if err := b.release(ctx, lease); err != nil && !errors.Is(err, driver.ErrLost) {
+		lost.Err = err
+		return lost
+	}
+	return fmt.Errorf("%w: %w", driver.ErrNotApplied, lost)
+}
+
+// takeBackPatience bounds the removal of a grant that does not count.
+const takeBackPatience = time.Second
+
+// lockKeys are the keys of a lock.
+func lockKeys(record string) []string {
+	return []string{record, record + queueSuffix, record + holdersSuffix}
+}
+
+// ticketLife is how long a ticket, or a grant that was handed over, lasts
+// unless its waiter is heard of again.
+func (b *Backend) ticketLife() time.Duration { return b.opts.LivenessWindow / 4 * 3 }
+
+// kept is for how many milliseconds the record of a grant is kept.
+func (b *Backend) kept(ttl time.Duration) int64 {
+	return b.opts.KeepTokens.Milliseconds() + millis(ttl)
+}
+
+// micros and millis round up, so that nothing lasts shorter than it was
+// promised to.
+func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
+func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
+
+// kind is how the scripts write mode and limit.
+func kind(mode driver.Mode, limit int) string {
+	switch {
+	case mode == driver.Shared:
+		return "s1"
+	case limit == 1:
+		return "x1"
+	}
+	return "x" + strconv.Itoa(limit)
+}
+
+// parseKind is the reverse of kind.
+func parseKind(s string) (driver.Mode, int, error) {
+	if s == "s1" {
+		return driver.Shared, 1, nil
+	}
+	if len(s) > 1 && s[0] == 'x' {
+		if limit, err := strconv.Atoi(s[1:]); err == nil {
+			return driver.Exclusive, limit, nil
+		}
+	}
+	return 0, 0, fmt.Errorf("redislock: %q is no kind of lock", s)
+}
+
+// acquired reads the reply of the script acquire.
+func acquired(req *driver.Request, reply any) (driver.Lease, error) {
+	switch r := reply.(type) {
+	case int64:
+		return driver.Lease{Key: req.Key, Owner: req.Owner, Token: r, TTL: req.TTL, Mode: req.Mode}, nil
+	case []any:
+		f := fields{list: r}
+		switch f.int() {
+		case 0:
+			held := &driver.HeldError{
+				Holder: f.string(), Token: f.int(), Remaining: f.micros(), Position: int(f.int()), Ticket: f.int(),
+			}
+			if f.err == nil {
+				return driver.Lease{}, held
+			}
+		case 1:
+			return driver.Lease{}, &driver.LimitError{Key: req.Key, Want: req.Limit, Have: int(f.int())}
+		case 2:
+			return driver.Lease{}, invalidf("owner holds key %q in another mode or with another limit", req.Key)
+		}
+	}
+	return driver.Lease{}, fmt.Errorf("redislock: strange reply: %v", reply)
+}
+
+// Extend implements [driver.Backend].
+func (b *Backend) Extend(ctx context.Context, batch []driver.Renewal) {
+	if err := b.enter(ctx); err != nil {
+		fail(batch, err)
+		return
+	}
+	if b.spread.Load() {
+		b.extendSpread(ctx, batch)
+		return
+	}
+	err := b.extend(ctx, batch)
+	if says, ok := serverSays(err); ok && len(batch) > 1 && strings.HasPrefix(says, "CROSSSLOT") {
+		// It is a cluster, though the client does not know.
+		b.spread.Store(true)
+		b.extendSpread(ctx, batch)
+		return
+	}
+	if err != nil {
+		fail(batch, err)
+	}
+}
+
+func fail(batch []driver.Renewal, err error) {
+	for i := range batch {
+		batch[i].Err = err
+	}
+}
+
+// extend renews grants in one call.
+func (b *Backend) extend(ctx context.Context, batch []driver.Renewal) error {
+	keys := make([]string, 0, 2*len(batch))
+	args := make([]any, 0, 1+4*len(batch))
+	args = append(args, b.kept(0))
+	for i := range batch {
+		l := &batch[i].Lease
+		record := recordKey(b.opts.Prefix, l.Key)
+		keys = append(keys, record, record+holdersSuffix)
+		args = append(args, l.Owner, l.Token, micros(l.TTL), b.kept(l.TTL))
+	}
+	reply, acked, err := b.calls.do(&call{ctx: ctx, script: extendScript, keys: keys, args: args, ack: true})
+	if err != nil {
+		return err
+	}
+	answers, _ := reply.([]any)
+	if len(answers) != len(batch) {
+		return fmt.Errorf("redislock: strange reply: %v", reply)
+	}
+	for i := range batch {
+		answer, _ := answers[i].(int64)
+		batch[i].Err = gone(&batch[i].Lease, answer)
+		batch[i].Lease.Age = 0
+		if batch[i].Err == nil && acked < b.opts.Replicas {
+			batch[i].Err = &ServerError{
+				Problem: ProblemAcknowledgement,
+				Detail:  fmt.Sprintf("%d of %d replicas within %v", acked, b.opts.Replicas, b.opts.ReplicaTimeout),
+			}
+		}
+	}
+	return nil
+}
+
+// extendSpread renews grants in one call for each slot.
+func (b *Backend) extendSpread(ctx context.Context, batch []driver.Renewal) {
+	slots := make(map[int][]int)
+	for i := range batch {
+		s := slot(escapeKey(batch[i].Lease.Key))
+		slots[s] = append(slots[s], i)
+	}
+	ended := make(chan struct{}, len(slots))
+	for _, places := range slots {
+		go func() {
+			defer func() { ended <- struct{}{} }()
+			part := make([]driver.Renewal, len(places))
+			for i, place := range places {
+				part[i] = batch[place]
+			}
+			if err := b.extend(ctx, part); err != nil {
+				fail(part, err)
+			}
+			for i, place := range places {
+				batch[place] = part[i]
+			}
+		}()
+	}
+	for range slots {
+		<-ended
+	}
+}
+
+// gone turns the answer for one grant into an error.
+func gone(l *driver.Lease, answer int64) error {
+	switch answer {
+	case 1:
+		return nil
+	case 2:
+		return &driver.LostError{Key: l.Key, Token: l.Token, Reason: driver.ReasonTaken}
+	}
+	return &driver.LostError{Key: l.Key, Token: l.Token, Reason: driver.ReasonGone}
+}
+
+// Release implements [driver.Backend].
+func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
+	if err := b.enter(ctx); err != nil {
+		return err
+	}
+	return b.release(ctx, lease)
+}
+
+func (b *Backend) release(ctx context.Context, lease driver.Lease) error {
+	if err := b.calls.await(ctx, lease.Owner); err != nil {
+		return err
+	}
+	record := recordKey(b.opts.Prefix, lease.Key)
+	reply, err := b.calls.run(ctx, releaseScript, lockKeys(record), lease.Owner, lease.Token, b.kept(0))
+	if err != nil {
+		return err
+	}
+	answer, ok := reply.(int64)
+	if !ok {
+		return fmt.Errorf("redislock: strange reply: %v", reply)
+	}
+	return gone(&lease, answer)
+}
+
+// Close implements [driver.Backend]. The client stays open.
+func (b *Backend) Close() error {
+	if !b.ended.Swap(true) {
+		close(b.closed)
+	}
+	return nil
+}

@@ -1,0 +1,49 @@
+package redislock
+
+import (
+	"crypto/sha1"
+	_ "embed"
+	"encoding/hex"
+)
+
+// The scripts. Each begins with the case that happens almost always, and goes
+// on with what all share (queue.lua).
+var (
+	//go:embed lua/acquire.lua
+	acquireLua string
+	//go:embed lua/acquire_slow.lua
+	acquireSlowLua string
+	//go:embed lua/release.lua
+	releaseLua string
+	//go:embed lua/release_slow.lua
+	releaseSlowLua string
+	//go:embed lua/force.lua
+	forceLua string
+	//go:embed lua/force_slow.lua
+	forceSlowLua string
+	//go:embed lua/queue.lua
+	queueLua string
+	//go:embed lua/extend.lua
+	extendLua string
+	//go:embed lua/inspect.lua
+	inspectLua string
+	//go:embed lua/probe.lua
+	probeLua string
+
+	acquireScript = newScript(acquireLua + "local kept = ARGV[4] - math.ceil(ARGV[2] / 1000)\n" + queueLua + acquireSlowLua)
+	releaseScript = newScript(releaseLua + queueLua + releaseSlowLua)
+	forceScript   = newScript(forceLua + queueLua + forceSlowLua)
+	extendScript  = newScript(extendLua)
+	inspectScript = newScript(inspectLua)
+	probeScript   = newScript(probeLua)
+)
+
+// script is a Lua program that the server keeps under its SHA-1.
+type script struct {
+	source, sha string
+}
+
+func newScript(source string) *script {
+	sum := sha1.Sum([]byte(source))
+	return &script{source: source, sha: hex.EncodeToString(sum[:])}
+}
