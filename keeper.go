@@ -38,6 +38,8 @@ type keeper struct {
 	lanes  [3]lane
 	wake   chan struct{} // has room for one
 	lastOK instant       // when a call to the store last succeeded
+	wakeAt instant       // when the goroutine wakes up unless it is nudged
+	idle   bool          // nothing has been held for a while
 }
 
 // lane is a queue of grants that are due for renewal. There are several, so
@@ -83,6 +85,7 @@ func (k *keeper) run(ctx context.Context) {
 	for {
 		k.m.mu.Lock()
 		wait := k.turn()
+		k.wakeAt = k.m.clock.now() + wait
 		k.m.mu.Unlock()
 		timer.Reset(wait)
 		select {
@@ -124,8 +127,15 @@ func (k *keeper) turn() time.Duration {
 		k.launch(&k.lanes[i], now)
 	}
 	if len(k.heap) == 0 {
-		return time.Hour
+		// Locks that are held for a moment follow each other: stay awake for
+		// the next, so that it need not wake the goroutine up.
+		if k.idle {
+			return time.Hour
+		}
+		k.idle = true
+		return suspendTick
 	}
+	k.idle = false
 	return min(max(k.heap[0].due-now, 0), suspendTick)
 }
 
@@ -141,7 +151,7 @@ func (k *keeper) nudge() {
 func (k *keeper) add(g *grant) {
 	g.slot = -1
 	k.schedule(g)
-	if k.heap[0] == g {
+	if g.due < k.wakeAt {
 		k.nudge()
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -23,17 +25,30 @@ const (
 	maxStalled = 64
 	// maxBatch bounds the calls in one batch.
 	maxBatch = 128
+
+	// directTimeout bounds a call that is made by the caller's own goroutine,
+	// and so how late it may notice that its context has ended.
+	directTimeout = 250 * time.Millisecond
+	// slowness is for how long the callers' goroutines are spared after one had
+	// to wait for so long. It doubles each time in a row up to maxSlowness.
+	slowness    = time.Second
+	maxSlowness = time.Minute
 )
 
 // errNoReply says that a call was given up after it had been sent.
 var errNoReply = errors.New("no reply yet")
 
 // dispatcher sends script calls to Redis. Calls that are made while others are
-// on their way go out together, as one pipeline; a lone call does not wait. It
-// is not the caller's goroutine that waits for the network, so a call ends with
-// its context whatever the client does with contexts.
+// on their way go out together, as one pipeline; a lone call does not wait.
+//
+// A call ends with its context whatever the client does with contexts, as other
+// goroutines than the caller's wait for the network. They cost a lone call a
+// good part of a round trip, though. So if the client can be given a short
+// time-out, a lone call is tried by its own goroutine first.
 type dispatcher struct {
 	client redis.UniversalClient
+	// direct is the client with a short time-out, or nil.
+	direct *redis.Client
 	// replicas is how many replicas must acknowledge what a call has written,
 	// within timeout.
 	replicas int
@@ -42,6 +57,8 @@ type dispatcher struct {
 	mu      sync.Mutex
 	queue   []*call
 	flushes map[*flush]struct{}
+	slow    time.Time // until then no call is made directly
+	slowFor time.Duration
 	// adrift are the acquisitions that were given up after they had been sent,
 	// by owner, until they are answered or have failed.
 	adrift map[string][]*call
@@ -62,6 +79,8 @@ type call struct {
 	ack bool
 	// owner is set for acquisitions.
 	owner string
+	// once says that the call must not be repeated without the caller knowing.
+	once bool
 
 	queued bool // guarded by dispatcher.mu
 	cmd    command
@@ -81,10 +100,23 @@ func newCommand(ctx context.Context, args ...any) command {
 }
 
 func newDispatcher(client redis.UniversalClient, replicas int, timeout time.Duration) *dispatcher {
-	return &dispatcher{
+	d := &dispatcher{
 		client: client, replicas: replicas, timeout: timeout,
 		flushes: make(map[*flush]struct{}), adrift: make(map[string][]*call),
 	}
+	if c, ok := client.(*redis.Client); ok {
+		d.direct = c.WithTimeout(min(positive(c.Options().ReadTimeout), positive(c.Options().WriteTimeout), directTimeout))
+	}
+	return d
+}
+
+// positive returns a time-out of go-redis, which is without bound if it is not
+// positive.
+func positive(d time.Duration) time.Duration {
+	if d <= 0 {
+		return math.MaxInt64
+	}
+	return d
 }
 
 // run makes a call and returns the reply of the script.
@@ -100,9 +132,15 @@ func (d *dispatcher) do(c *call) (reply any, acked int, err error) {
 		return nil, 0, fmt.Errorf("%w: %w", driver.ErrNotApplied, err)
 	}
 	c.ack = c.ack && d.replicas > 0
+	d.mu.Lock()
+	if d.direct != nil && len(d.flushes) == 0 && len(d.queue) == 0 && !c.ack && !d.isSlow() {
+		if d.doDirectly(c) {
+			d.mu.Unlock()
+			return c.result()
+		}
+	}
 	c.queued = true
 	c.done = make(chan struct{})
-	d.mu.Lock()
 	d.queue = append(d.queue, c)
 	d.start()
 	d.mu.Unlock()
@@ -113,10 +151,62 @@ func (d *dispatcher) do(c *call) (reply any, acked int, err error) {
 			return nil, 0, err
 		}
 	}
+	return c.result()
+}
+
+func (c *call) result() (reply any, acked int, err error) {
 	if c.err != nil {
 		return nil, 0, classify(c.err)
 	}
 	return c.cmd.Val(), c.acked, nil
+}
+
+// isSlow says that the server was slow a short time ago. The mutex is held.
+func (d *dispatcher) isSlow() bool { return !d.slow.IsZero() && time.Now().Before(d.slow) }
+
+// doDirectly makes a call with the caller's goroutine. It returns false if the
+// call has to be made again, because the server was too slow. The mutex is
+// held, but not during the call.
+func (d *dispatcher) doDirectly(c *call) bool {
+	f := &flush{since: time.Now()}
+	d.flushes[f] = struct{}{}
+	d.mu.Unlock()
+	c.process(c.ctx, d.direct, false)
+	if c.unknownScript() {
+		c.process(c.ctx, d.direct, true)
+	}
+	timeout, ok := errors.AsType[net.Error](c.err)
+	slow := ok && timeout.Timeout() && c.ctx.Err() == nil
+	d.mu.Lock()
+	delete(d.flushes, f)
+	if len(d.queue) > 0 {
+		d.start()
+	}
+	switch {
+	case slow:
+		d.slowFor = min(max(2*d.slowFor, slowness), maxSlowness)
+		d.slow = time.Now().Add(d.slowFor)
+	case c.err == nil && d.slowFor != 0:
+		d.slowFor, d.slow = 0, time.Time{}
+	}
+	return !slow || c.once
+}
+
+// process sends the call's command by itself.
+func (c *call) process(ctx context.Context, client redis.UniversalClient, full bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.err = fmt.Errorf("redislock: the client panicked: %v", p)
+		}
+	}()
+	c.prepare(ctx, full)
+	c.err = client.Process(ctx, c.cmd)
+}
+
+// unknownScript says that the server does not know the script yet, and so has
+// done nothing. It learns it by heart when it is told in full.
+func (c *call) unknownScript() bool {
+	return c.err != nil && redis.HasErrorPrefix(c.err, "NOSCRIPT")
 }
 
 // giveUp takes back a call whose context has ended. It returns nil if the
@@ -237,11 +327,9 @@ func (d *dispatcher) send(batch []*call) {
 	defer cancel()
 	d.exchange(ctx, batch, false)
 
-	// What a server does not know yet, it has not done. It learns it by heart
-	// when it is told in full.
 	var again []*call
 	for _, c := range batch {
-		if c.err != nil && redis.HasErrorPrefix(c.err, "NOSCRIPT") {
+		if c.unknownScript() {
 			again = append(again, c)
 		}
 	}
@@ -287,25 +375,24 @@ func (c *call) prepare(ctx context.Context, full bool) {
 
 // exchange sends the commands of the calls and takes their answers.
 func (d *dispatcher) exchange(ctx context.Context, batch []*call, full bool) {
-	ack := false
+	ack := slices.ContainsFunc(batch, func(c *call) bool { return c.ack })
+	if len(batch) == 1 && !ack {
+		batch[0].process(ctx, d.client, full)
+		return
+	}
 	for _, c := range batch {
 		c.prepare(ctx, full)
-		ack = ack || c.ack
 	}
-	switch {
-	case ack:
+	if ack {
 		d.exchangeAck(ctx, batch)
-	case len(batch) == 1:
-		c := batch[0]
-		c.err = d.client.Process(ctx, c.cmd)
-	default:
-		pipe := d.client.Pipeline()
-		for _, c := range batch {
-			_ = pipe.Process(ctx, c.cmd)
-		}
-		_, err := pipe.Exec(ctx)
-		settle(batch, err)
+		return
 	}
+	pipe := d.client.Pipeline()
+	for _, c := range batch {
+		_ = pipe.Process(ctx, c.cmd)
+	}
+	_, err := pipe.Exec(ctx)
+	settle(batch, err)
 }
 
 // settle takes the answers of a pipeline.

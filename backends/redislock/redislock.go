@@ -332,7 +332,9 @@ func (b *Backend) release(ctx context.Context, lease driver.Lease) error {
 		return err
 	}
 	record := recordKey(b.opts.Prefix, lease.Key)
-	reply, err := b.calls.run(ctx, releaseScript, lockKeys(record), lease.Owner, lease.Token, b.kept(0))
+	reply, _, err := b.calls.do(&call{
+		ctx: ctx, script: releaseScript, keys: lockKeys(record), args: []any{lease.Owner, lease.Token, b.kept(0)}, once: true,
+	})
 	if err != nil {
 		return err
 	}

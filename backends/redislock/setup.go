@@ -51,8 +51,9 @@ func (s *setup) look(ctx context.Context, d *dispatcher, prefix string) error {
 
 // probe tries the commands of the scripts, and returns what the server refused.
 func probe(ctx context.Context, d *dispatcher, prefix string) ([]string, error) {
-	// No lock has an empty key, so this record is nobody's.
-	reply, err := d.run(ctx, probeScript, lockKeys(prefix+"{}"), channel(prefix, "probe"))
+	// No lock has this record, as escaping changes a lone %. It is not empty
+	// between the braces: the three keys share a slot.
+	reply, err := d.run(ctx, probeScript, lockKeys(prefix+"{%}"), channel(prefix, "probe"))
 	if err != nil {
 		return nil, err
 	}

@@ -103,8 +103,8 @@ type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // unit and window are the shortest times that a busy machine keeps up with.
 const (
-	unit   = 300 * time.Millisecond
-	window = 1200 * time.Millisecond
+	unit   = 500 * time.Millisecond
+	window = 2 * time.Second
 )
 
 func single(s *servers.Redis) func(dialer) redis.UniversalClient {
