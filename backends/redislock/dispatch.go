@@ -47,6 +47,10 @@ var errNoReply = errors.New("no reply yet")
 // time-out, a lone call is tried by its own goroutine first.
 type dispatcher struct {
 	client redis.UniversalClient
+	// cluster is the client if it is one of a cluster, or nil; apart has room
+	// for the parts of batches that are on their way to its nodes.
+	cluster *redis.ClusterClient
+	apart   chan struct{}
 	// direct is the client with a short time-out, or nil.
 	direct *redis.Client
 	// replicas is how many replicas must acknowledge what a call has written,
@@ -104,6 +108,9 @@ func newDispatcher(client redis.UniversalClient, replicas int, timeout time.Dura
 		client: client, replicas: replicas, timeout: timeout,
 		flushes: make(map[*flush]struct{}), adrift: make(map[string][]*call),
 	}
+	if cluster, ok := client.(*redis.ClusterClient); ok {
+		d.cluster, d.apart = cluster, make(chan struct{}, maxStalled)
+	}
 	if c, ok := client.(*redis.Client); ok {
 		d.direct = c.WithTimeout(min(positive(c.Options().ReadTimeout), positive(c.Options().WriteTimeout), directTimeout))
 	}
@@ -136,7 +143,7 @@ func (d *dispatcher) do(c *call) (reply any, acked int, err error) {
 	if d.direct != nil && len(d.flushes) == 0 && len(d.queue) == 0 && !c.ack && !d.isSlow() {
 		if d.doDirectly(c) {
 			d.mu.Unlock()
-			return c.result()
+			return d.result(c)
 		}
 	}
 	c.queued = true
@@ -151,10 +158,13 @@ func (d *dispatcher) do(c *call) (reply any, acked int, err error) {
 			return nil, 0, err
 		}
 	}
-	return c.result()
+	return d.result(c)
 }
 
-func (c *call) result() (reply any, acked int, err error) {
+func (d *dispatcher) result(c *call) (reply any, acked int, err error) {
+	if addr, moved := redis.IsMovedError(c.err); moved && d.cluster == nil {
+		return nil, 0, problem(ProblemCluster, c.err, "%s has the key", addr)
+	}
 	if c.err != nil {
 		return nil, 0, classify(c.err)
 	}
@@ -223,6 +233,7 @@ func (d *dispatcher) giveUp(c *call) error {
 		if c.owner != "" {
 			d.adrift[c.owner] = append(d.adrift[c.owner], c)
 		}
+		d.reload()
 		return fmt.Errorf("redislock: %w: %w", errNoReply, c.ctx.Err())
 	}
 	d.queue = slices.DeleteFunc(d.queue, func(other *call) bool { return other == c })
@@ -301,7 +312,11 @@ func (d *dispatcher) flush(f *flush) {
 		}
 		f.since = time.Now()
 		d.mu.Unlock()
-		d.send(batch)
+		if d.cluster != nil {
+			d.sendApart(batch)
+		} else {
+			d.send(batch)
+		}
 	}
 }
 
@@ -335,6 +350,9 @@ func (d *dispatcher) send(batch []*call) {
 	}
 	if len(again) > 0 {
 		d.exchange(ctx, again, true)
+	}
+	if slices.ContainsFunc(batch, func(c *call) bool { return unreached(c.err) }) {
+		d.reload()
 	}
 }
 
@@ -383,8 +401,12 @@ func (d *dispatcher) exchange(ctx context.Context, batch []*call, full bool) {
 	for _, c := range batch {
 		c.prepare(ctx, full)
 	}
-	if ack {
-		d.exchangeAck(ctx, batch)
+	switch {
+	case ack && d.cluster != nil:
+		d.askCluster(ctx, batch)
+		return
+	case ack:
+		d.ask(ctx, route{}, batch)
 		return
 	}
 	pipe := d.client.Pipeline()
@@ -405,55 +427,17 @@ func settle(batch []*call, err error) {
 	}
 }
 
-// maxMoves is how often a call follows slots that move.
-const maxMoves = 3
-
-// exchangeAck sends the calls, and behind them the question how many replicas
-// have what they wrote. That counts for one connection, so in a cluster each
-// node is asked for itself.
-func (d *dispatcher) exchangeAck(ctx context.Context, batch []*call) {
-	cluster, ok := d.client.(*redis.ClusterClient)
-	if !ok {
-		d.ask(ctx, d.client, batch)
-		return
+// ask sends calls through one connection, and behind them the question how many
+// replicas have what they wrote.
+func (d *dispatcher) ask(ctx context.Context, to route, batch []*call) {
+	pipe := d.client.Pipeline()
+	if to.node != nil {
+		pipe = to.node.Pipeline()
 	}
-	for move := 0; len(batch) > 0; move++ {
-		nodes := make(map[*redis.Client][]*call)
-		for _, c := range batch {
-			node, err := cluster.MasterForKey(ctx, c.keys[0])
-			if err != nil {
-				c.err = fmt.Errorf("%w: %w", driver.ErrNotApplied, err)
-				continue
-			}
-			nodes[node] = append(nodes[node], c)
-		}
-		var wg sync.WaitGroup
-		for node, calls := range nodes {
-			wg.Go(func() { d.ask(ctx, node, calls) })
-		}
-		wg.Wait()
-		if move == maxMoves {
-			return
-		}
-		var moved []*call
-		for _, c := range batch {
-			if c.err != nil && redis.HasErrorPrefix(c.err, "MOVED") {
-				cmd := newCommand(ctx, c.cmd.Args()...)
-				c.cmd, c.err = cmd, nil
-				moved = append(moved, c)
-			}
-		}
-		if len(moved) > 0 {
-			cluster.ReloadState(ctx)
-		}
-		batch = moved
-	}
-}
-
-// ask sends calls and WAIT through one connection.
-func (d *dispatcher) ask(ctx context.Context, client redis.Cmdable, batch []*call) {
-	pipe := client.Pipeline()
 	for _, c := range batch {
+		if to.asking {
+			_ = pipe.Process(ctx, newCommand(ctx, "asking"))
+		}
 		_ = pipe.Process(ctx, c.cmd)
 	}
 	wait := newCommand(ctx, "wait", d.replicas, d.timeout.Milliseconds())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -34,6 +35,9 @@ const (
 	ProblemTooOld Problem = "too old"
 	// ProblemReplica: the server is a replica. Its primary must be used.
 	ProblemReplica Problem = "replica"
+	// ProblemCluster: the server is one of a cluster, and another has the key. A
+	// [redis.ClusterClient] must be used.
+	ProblemCluster Problem = "cluster"
 	// ProblemMemory: the server's memory is full, and it may not evict.
 	ProblemMemory Problem = "out of memory"
 	// ProblemForeign: a key under the prefix holds something else than a lock.
@@ -154,16 +158,13 @@ func serverSays(err error) (string, bool) {
 	return strings.TrimPrefix(e.Error(), "ERR "), true
 }
 
+// place is where in a script something failed, as far as it stands before the
+// reason.
+var place = regexp.MustCompile(`^(?:Error running script .*)?@?user_script: ?\d+: -?(?:ERR )?`)
+
 func classifyReply(err error, says string) error {
 	inside := strings.Contains(says, "user_script")
-	if inside {
-		// Redis 6.2 puts the place before the reason.
-		if _, reason, ok := strings.Cut(says, "@user_script: "); ok {
-			if _, reason, ok = strings.Cut(reason, ": "); ok {
-				says = strings.TrimPrefix(strings.TrimPrefix(reason, "-"), "ERR ")
-			}
-		}
-	}
+	says = place.ReplaceAllString(says, "")
 	for _, r := range refusals {
 		if !strings.HasPrefix(says, r.begins) {
 			continue

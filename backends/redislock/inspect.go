@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -123,53 +124,69 @@ func (b *Backend) inspectAll(ctx context.Context, keys []string) ([]driver.KeyIn
 
 // keys lists the keys of locks that have a record, in order.
 func (b *Backend) keys(ctx context.Context, prefix, after string) ([]string, error) {
-	var mu sync.Mutex
-	found := make(map[string]struct{})
-	scan := func(ctx context.Context, client redis.Cmdable) error {
-		for cursor := uint64(0); ; {
-			names, next, err := client.Scan(ctx, cursor, recordPattern(b.opts.Prefix, prefix), scanCount).Result()
-			if err != nil {
-				return classify(err)
-			}
-			mu.Lock()
-			for _, name := range names {
-				if key, ok := lockKey(b.opts.Prefix, name); ok && strings.HasPrefix(key, prefix) && key > after {
-					found[key] = struct{}{}
-				}
-			}
-			mu.Unlock()
-			if cursor = next; cursor == 0 {
+	var clients []redis.Cmdable
+	if cluster, ok := b.client.(*redis.ClusterClient); ok {
+		var mu sync.Mutex
+		err := await(ctx, func() error {
+			return cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
+				mu.Lock()
+				defer mu.Unlock()
+				clients = append(clients, node)
 				return nil
-			}
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-		}
-	}
-	done := make(chan error, 1)
-	go func() {
-		if cluster, ok := b.client.(*redis.ClusterClient); ok {
-			done <- cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return scan(ctx, node) })
-		} else {
-			done <- scan(ctx, b.client)
-		}
-	}()
-	select {
-	case err := <-done:
+			})
+		})
 		if err != nil {
 			return nil, err
 		}
+	} else {
+		clients = []redis.Cmdable{b.client}
+	}
+	return scanKeys(ctx, clients, b.opts.Prefix, prefix, after)
+}
+
+// scanKeys lists the keys of locks that begin with a prefix and come after
+// another key, on some servers, in order.
+func scanKeys(ctx context.Context, clients []redis.Cmdable, prefix, keyPrefix, after string) ([]string, error) {
+	found := make(map[string]struct{})
+	pattern := recordPattern(prefix, keyPrefix)
+	for _, client := range clients {
+		for cursor := uint64(0); ; {
+			var names []string
+			var next uint64
+			err := await(ctx, func() (err error) {
+				names, next, err = client.Scan(ctx, cursor, pattern, scanCount).Result()
+				return err
+			})
+			if err != nil {
+				return nil, err
+			}
+			for _, name := range names {
+				if key, ok := lockKey(prefix, name); ok && strings.HasPrefix(key, keyPrefix) && key > after {
+					found[key] = struct{}{}
+				}
+			}
+			if cursor = next; cursor == 0 {
+				break
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(found)), nil
+}
+
+// await runs f, which may wait for the network longer than the context allows.
+// If it returns an error because of that, f goes on and must not be relied upon.
+func await(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			return classify(err)
+		}
+		return nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("redislock: %w: %w", errNoReply, ctx.Err())
+		return fmt.Errorf("redislock: %w: %w", errNoReply, ctx.Err())
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	keys := make([]string, 0, len(found))
-	for key := range found {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys, nil
 }
 
 // ForceRelease implements [driver.Forcer].

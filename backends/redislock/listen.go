@@ -31,6 +31,9 @@ func (b *Backend) Listen(ctx context.Context, manager string, handle func(driver
 	if b.ended.Load() {
 		return driver.ErrClosed
 	}
+	// The node may be dead, and a subscription goes to the node that the
+	// client takes for the right one.
+	b.calls.reload()
 	return err
 }
 

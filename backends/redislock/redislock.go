@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -247,15 +248,39 @@ func fail(batch []driver.Renewal, err error) {
 	}
 }
 
-// extend renews grants in one call.
+// extend renews grants of one slot.
 func (b *Backend) extend(ctx context.Context, batch []driver.Renewal) error {
+	err := b.extendAll(ctx, batch, true)
+	if says, ok := serverSays(err); !ok || !strings.HasPrefix(says, "TRYAGAIN") {
+		return err
+	}
+	// The slot is on its way to another node. Until it is there, which can take
+	// longer than a lock lasts, only calls with a single key are served.
+	var wg sync.WaitGroup
+	for i := range batch {
+		wg.Go(func() {
+			if err := b.extendAll(ctx, batch[i:i+1], false); err != nil {
+				batch[i].Err = err
+			}
+		})
+	}
+	wg.Wait()
+	return nil
+}
+
+// extendAll renews grants in one call. It names the keys of their holders only
+// if holders is set: a lock without limit or mode has none.
+func (b *Backend) extendAll(ctx context.Context, batch []driver.Renewal, holders bool) error {
 	keys := make([]string, 0, 2*len(batch))
 	args := make([]any, 0, 1+4*len(batch))
 	args = append(args, b.kept(0))
 	for i := range batch {
 		l := &batch[i].Lease
 		record := recordKey(b.opts.Prefix, l.Key)
-		keys = append(keys, record, record+holdersSuffix)
+		keys = append(keys, record)
+		if holders {
+			keys = append(keys, record+holdersSuffix)
+		}
 		args = append(args, l.Owner, l.Token, micros(l.TTL), b.kept(l.TTL))
 	}
 	reply, acked, err := b.calls.do(&call{ctx: ctx, script: extendScript, keys: keys, args: args, ack: true})

@@ -29,6 +29,22 @@ var (
 	inspectLua string
 	//go:embed lua/probe.lua
 	probeLua string
+	//go:embed lua/quorum_head.lua
+	quorumHeadLua string
+	//go:embed lua/quorum_acquire.lua
+	quorumAcquireLua string
+	//go:embed lua/quorum_settle.lua
+	quorumSettleLua string
+	//go:embed lua/quorum_token.lua
+	quorumTokenLua string
+	//go:embed lua/quorum_release.lua
+	quorumReleaseLua string
+	//go:embed lua/quorum_extend.lua
+	quorumExtendLua string
+	//go:embed lua/quorum_inspect.lua
+	quorumInspectLua string
+	//go:embed lua/quorum_begin.lua
+	quorumBeginLua string
 
 	acquireScript = newScript(acquireLua + "local kept = ARGV[4] - math.ceil(ARGV[2] / 1000)\n" + queueLua + acquireSlowLua)
 	releaseScript = newScript(releaseLua + queueLua + releaseSlowLua)
@@ -36,6 +52,14 @@ var (
 	extendScript  = newScript(extendLua)
 	inspectScript = newScript(inspectLua)
 	probeScript   = newScript(probeLua)
+
+	quorumAcquireScript = newScript(quorumHeadLua + quorumAcquireLua)
+	quorumSettleScript  = newScript(quorumHeadLua + quorumSettleLua)
+	quorumTokenScript   = newScript(quorumHeadLua + quorumTokenLua)
+	quorumReleaseScript = newScript(quorumHeadLua + quorumReleaseLua)
+	quorumInspectScript = newScript(quorumHeadLua + quorumInspectLua)
+	quorumExtendScript  = newScript(quorumExtendLua)
+	quorumBeginScript   = newScript(quorumBeginLua)
 )
 
 // script is a Lua program that the server keeps under its SHA-1.

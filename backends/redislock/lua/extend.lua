@@ -1,4 +1,4 @@
--- Renews grants. Each has two KEYS: its record and its holders.
+-- Renews grants. Each has two KEYS, its record and its holders, or the record only.
 -- ARGV: how long the records are kept in ms, then for each grant: owner, token,
 -- TTL in us, and how long the record is kept after that, in ms.
 -- Returns for each: 1, or if it is not there 0, or 2 if somebody else holds the
@@ -7,10 +7,11 @@ local call, pack, unpack = redis.call, cmsgpack.pack, cmsgpack.unpack
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 
-
 local answers = {}
-for i = 1, #KEYS / 2 do
-  local main, holders = KEYS[2 * i - 1], KEYS[2 * i]
+local count = (#ARGV - 1) / 4
+for i = 1, count do
+  local main = KEYS[(i - 1) * #KEYS / count + 1]
+  local holders = main .. ':h'
   local owner, wanted, life, kept = ARGV[4 * i - 2], tonumber(ARGV[4 * i - 1]), ARGV[4 * i], ARGV[4 * i + 1]
   local record = call('HMGET', main, 'h', 'm')
   local last, expires, token, ttl, since, channel, holder = 0, 0
@@ -52,6 +53,10 @@ for i = 1, #KEYS / 2 do
     elseif longest and tonumber(longest) > now then
       answer = 2
     end
+  end
+  if answer ~= 1 then
+    -- A replica refuses this, and may know less than its primary.
+    call('HDEL', main, '')
   end
   answers[i] = answer
 end

@@ -13,6 +13,10 @@
 -- KEYS[2] is the queue, owners by ticket, and KEYS[3] the holders counted in m,
 -- by expiry. All times are in us by the server's clock, which may be set: what
 -- then seems to last longer than it can is cut to what it can last.
+--
+-- The first command changes nothing. A replica refuses it, so that nothing is
+-- answered which only a replica says.
+call('HDEL', main, '')
 local queue, holders = KEYS[2], KEYS[3]
 local waiting, kinds = record[2], record[3]
 if expires <= now then

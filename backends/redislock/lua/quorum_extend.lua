@@ -1,0 +1,44 @@
+-- Renews grants on this node. KEYS: their records.
+-- ARGV: how long the records are kept in ms, whether to make anew what is missing
+-- ("refill"), then for each grant: owner, token, TTL in us.
+-- Returns for each: 1, or if it is not there 0, or 2 if somebody else holds the
+-- key or has held it since.
+local call, pack, unpack = redis.call, cmsgpack.pack, cmsgpack.unpack
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+local answers = {}
+for i = 1, #KEYS do
+  local main = KEYS[i]
+  local owner, wanted, life = ARGV[3 * i], tonumber(ARGV[3 * i + 1]), ARGV[3 * i + 2]
+  local h = call('HGET', main, 'h')
+  local last, expires, token, ttl, since, channel, holder, attempt = 0, 0
+  if h then
+    last, expires, token, ttl, since, channel, holder, attempt = unpack(h)
+  end
+  local answer = 0
+  if expires > now then
+    answer = 2
+    if holder == owner and token == wanted then
+      answer = 1
+      if expires - now > tonumber(ttl) then expires = now + ttl end
+      if now + life > expires then expires = now + life end
+    end
+  elseif ARGV[2] == 'refill' then
+    if last <= wanted then
+      answer = 1
+      -- No attempt that has failed may take it back.
+      last, expires, token, since, channel, holder, attempt = wanted, now + life, wanted, now, '', owner, 2 ^ 52
+    else
+      answer = 2
+    end
+  end
+  if answer == 1 then
+    local kept = string.format('%.0f', ARGV[1] + math.ceil((expires - now) / 1000))
+    -- This comes first, as it is allowed when memory is short.
+    call('PEXPIRE', main, kept)
+    call('HSET', main, 'h', pack(last, expires, token, life, since, channel, holder, attempt))
+    if not h then call('PEXPIRE', main, kept) end
+  end
+  answers[i] = answer
+end
+return answers

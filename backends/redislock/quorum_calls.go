@@ -1,0 +1,394 @@
+package redislock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-dlm/dlm/driver"
+)
+
+// Extend implements [driver.Backend]. A node that has no grant on the key, since
+// it was restarted without its data or was away when the key was granted, is
+// given the grant of the majority.
+func (q *Quorum) Extend(ctx context.Context, batch []driver.Renewal) {
+	if len(batch) == 0 {
+		return
+	}
+	if err := q.enter(ctx); err != nil {
+		fail(batch, err)
+		return
+	}
+	ttl := batch[0].Lease.TTL
+	for i := range batch {
+		l := &batch[i].Lease
+		if l.TTL > q.opts.MaxTTL {
+			fail(batch, invalidf("ttl is %v, must be at most QuorumOptions.MaxTTL, %v", l.TTL, q.opts.MaxTTL))
+			return
+		}
+		ttl = min(ttl, l.TTL)
+	}
+	leases := make([]driver.Lease, len(batch))
+	for i := range batch {
+		leases[i] = batch[i].Lease
+	}
+	timeout := q.nodeTimeout(ttl)
+	r := q.ask(ctx, timeout, q.nodes, func(ctx context.Context, n *node) (any, error) {
+		return q.extendOn(ctx, n, leases, "")
+	})
+	t := newTally(len(leases), len(q.nodes))
+	for !t.decided(q.majority) {
+		a, ok := r.next(ctx)
+		if !ok {
+			break
+		}
+		t.add(a)
+	}
+	for i := range batch {
+		batch[i].Err = t.outcome(q.majority, i, &leases[i])
+		batch[i].Lease.Age = 0
+	}
+	q.refill(ctx, timeout, t, batch)
+}
+
+// extendOn renews leases on one node.
+func (q *Quorum) extendOn(ctx context.Context, n *node, leases []driver.Lease, refill string) (any, error) {
+	keys := make([]string, len(leases))
+	args := make([]any, 0, 2+3*len(leases))
+	args = append(args, q.kept(0), refill)
+	for i := range leases {
+		keys[i] = recordKey(q.opts.Prefix, leases[i].Key)
+		args = append(args, leases[i].Owner, leases[i].Token, micros(leases[i].TTL))
+	}
+	reply, err := n.run(ctx, call{script: quorumExtendScript, keys: keys, args: args})
+	if err != nil {
+		return nil, err
+	}
+	if list := asList(reply); len(list) != len(leases) {
+		return nil, fmt.Errorf("redislock: strange reply: %v", reply)
+	}
+	return reply, nil
+}
+
+// refill gives nodes the grants that they lack and a majority has.
+func (q *Quorum) refill(ctx context.Context, timeout time.Duration, t *tally, batch []driver.Renewal) {
+	lacking := make(map[*node][]driver.Lease)
+	var nodes []*node
+	for i := range batch {
+		if batch[i].Err != nil {
+			continue
+		}
+		for _, n := range t.lacking[i] {
+			if lacking[n] == nil {
+				nodes = append(nodes, n)
+			}
+			lacking[n] = append(lacking[n], batch[i].Lease)
+		}
+	}
+	if len(nodes) == 0 {
+		return
+	}
+	r := q.ask(ctx, timeout, nodes, func(ctx context.Context, n *node) (any, error) {
+		return q.extendOn(ctx, n, lacking[n], "refill")
+	})
+	for {
+		if _, ok := r.next(ctx); !ok {
+			return
+		}
+	}
+}
+
+// tally counts what nodes say about several leases.
+type tally struct {
+	nodes       int
+	kept, gone  []int
+	taken       []bool
+	lacking     [][]*node
+	errs        []error
+	unheardFrom int
+}
+
+func newTally(leases, nodes int) *tally {
+	return &tally{
+		nodes: nodes, unheardFrom: nodes,
+		kept: make([]int, leases), gone: make([]int, leases), taken: make([]bool, leases), lacking: make([][]*node, leases),
+	}
+}
+
+func (t *tally) add(a answer) {
+	t.unheardFrom--
+	if a.err != nil {
+		t.errs = append(t.errs, fmt.Errorf("node %d: %w", a.node.index, a.err))
+		return
+	}
+	for i, v := range asList(a.reply) {
+		switch n, _ := v.(int64); n {
+		case 1:
+			t.kept[i]++
+		case 2:
+			t.gone[i]++
+			t.taken[i] = true
+		default:
+			t.gone[i]++
+			t.lacking[i] = append(t.lacking[i], a.node)
+		}
+	}
+}
+
+// decided says that no further answer can change anything.
+func (t *tally) decided(majority int) bool {
+	for i := range t.kept {
+		if t.kept[i] < majority && t.gone[i] <= t.nodes-majority {
+			return t.unheardFrom == 0
+		}
+	}
+	return true
+}
+
+// outcome is the answer for one lease.
+func (t *tally) outcome(majority, i int, l *driver.Lease) error {
+	switch {
+	case t.kept[i] >= majority:
+		return nil
+	case t.gone[i] <= t.nodes-majority:
+		return fmt.Errorf("redislock: %d of %d nodes answered: %w",
+			t.kept[i]+t.gone[i], t.nodes, cmp.Or(errors.Join(t.errs...), errNoReply))
+	case t.taken[i]:
+		return gone(l, 2)
+	}
+	return gone(l, 0)
+}
+
+// Release implements [driver.Backend].
+func (q *Quorum) Release(ctx context.Context, lease driver.Lease) error {
+	if err := q.enter(ctx); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	if s := q.late[lease.Owner]; s != nil {
+		s.released = true
+	}
+	q.mu.Unlock()
+	timeout := q.opts.NodeTimeout
+	r := q.ask(ctx, timeout, q.nodes, func(ctx context.Context, n *node) (any, error) {
+		if err := n.calls.await(ctx, lease.Owner); err != nil {
+			return nil, err
+		}
+		return q.releaseOn(ctx, n, lease)
+	})
+	t := newTally(1, len(q.nodes))
+	for !t.decided(q.majority) {
+		a, ok := r.next(ctx)
+		if !ok {
+			break
+		}
+		a.reply = []any{a.reply}
+		t.add(a)
+	}
+	return t.outcome(q.majority, 0, &lease)
+}
+
+// releaseOn gives up a lease on one node.
+func (q *Quorum) releaseOn(ctx context.Context, n *node, lease driver.Lease) (any, error) {
+	return n.run(ctx, call{
+		script: quorumReleaseScript, keys: q.keys(lease.Key), args: []any{lease.Owner, lease.Token, q.kept(0)}, once: true,
+	})
+}
+
+// Inspect implements [driver.Inspector]. It shows what a majority says.
+func (q *Quorum) Inspect(ctx context.Context, key string) (driver.KeyInfo, error) {
+	if err := q.enter(ctx); err != nil {
+		return driver.KeyInfo{}, err
+	}
+	r := q.ask(ctx, q.opts.NodeTimeout, q.nodes, func(ctx context.Context, n *node) (any, error) {
+		return n.run(ctx, call{script: quorumInspectScript, keys: q.keys(key)})
+	})
+	var views []nodeView
+	var errs []error
+	for {
+		a, ok := r.next(ctx)
+		if !ok {
+			break
+		}
+		view, err := parseView(a)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("node %d: %w", a.node.index, err))
+			continue
+		}
+		views = append(views, view)
+	}
+	if len(views) < q.majority {
+		return driver.KeyInfo{}, fmt.Errorf("redislock: %d of %d nodes answered: %w",
+			len(views), len(q.nodes), cmp.Or(errors.Join(errs...), ctx.Err(), errNoReply))
+	}
+	return q.combine(key, views), nil
+}
+
+// nodeView is what one node knows of a key.
+type nodeView struct {
+	holder  driver.HolderInfo
+	waiters []driver.WaiterInfo
+}
+
+func parseView(a answer) (v nodeView, err error) {
+	if a.err != nil {
+		return v, a.err
+	}
+	f := fields{list: asList(a.reply)}
+	if h := f.array(); len(h) > 0 {
+		g := fields{list: h}
+		v.holder = driver.HolderInfo{
+			Owner: g.string(), Token: g.int(), TTL: g.micros(), Held: g.micros(), Remaining: g.micros(),
+		}
+		if g.err != nil {
+			return v, g.err
+		}
+	}
+	for _, w := range f.array() {
+		g := fields{list: asList(w)}
+		v.waiters = append(v.waiters, driver.WaiterInfo{Owner: g.string(), Waiting: g.micros()})
+		if g.err != nil {
+			return v, g.err
+		}
+	}
+	return v, f.err
+}
+
+// combine puts together what a majority of the nodes agree on.
+func (q *Quorum) combine(key string, views []nodeView) driver.KeyInfo {
+	info := driver.KeyInfo{Key: key}
+	held := make(map[string][]driver.HolderInfo)
+	waits := make(map[string]int)
+	var order []driver.WaiterInfo
+	for _, v := range views {
+		if v.holder.Owner != "" {
+			held[v.holder.Owner] = append(held[v.holder.Owner], v.holder)
+		}
+		for _, w := range v.waiters {
+			if waits[w.Owner]++; waits[w.Owner] == 1 {
+				order = append(order, w)
+			}
+		}
+	}
+	for _, list := range held {
+		if len(list) < q.majority {
+			continue
+		}
+		// It lasts for as long as it does on a majority.
+		slices.SortFunc(list, func(a, b driver.HolderInfo) int { return cmp.Compare(b.Remaining, a.Remaining) })
+		h := list[q.majority-1]
+		info.Holders, info.Limit = append(info.Holders, h), 1
+	}
+	for _, w := range order {
+		if waits[w.Owner]*2 > len(views) {
+			info.Waiters, info.Limit = append(info.Waiters, w), 1
+		}
+	}
+	return info
+}
+
+// List implements [driver.Inspector].
+func (q *Quorum) List(ctx context.Context, prefix, after string, limit int) ([]driver.KeyInfo, error) {
+	if err := q.enter(ctx); err != nil {
+		return nil, err
+	}
+	if limit <= 0 {
+		limit = defaultListLimit
+	}
+	// To go through all keys can take longer than a node has otherwise.
+	r := q.ask(ctx, listTimeout, q.nodes, func(ctx context.Context, n *node) (any, error) {
+		if err := n.setup.state(); err != nil {
+			return nil, err
+		}
+		return scanKeys(ctx, []redis.Cmdable{n.client}, q.opts.Prefix, prefix, after)
+	})
+	found := make(map[string]struct{})
+	var errs []error
+	answered := 0
+	for answered < len(q.nodes) {
+		a, ok := r.next(ctx)
+		if !ok {
+			break
+		}
+		if a.err != nil {
+			errs = append(errs, fmt.Errorf("node %d: %w", a.node.index, a.err))
+			continue
+		}
+		answered++
+		for _, key := range a.reply.([]string) {
+			found[key] = struct{}{}
+		}
+	}
+	if answered < q.majority {
+		return nil, fmt.Errorf("redislock: %d of %d nodes answered: %w",
+			answered, len(q.nodes), cmp.Or(errors.Join(errs...), ctx.Err(), errNoReply))
+	}
+	var list []driver.KeyInfo
+	for _, key := range slices.Sorted(maps.Keys(found)) {
+		if len(list) == limit {
+			break
+		}
+		info, err := q.Inspect(ctx, key)
+		switch {
+		case is(err, ProblemForeign):
+		case err != nil:
+			return nil, err
+		case info.Limit != 0:
+			list = append(list, info)
+		}
+	}
+	return list, nil
+}
+
+// listTimeout bounds the search of a node for keys.
+const listTimeout = 5 * time.Second
+
+// ForceRelease implements [driver.Forcer]. It removes only what a majority shows
+// as held, and what of it lies on the other nodes.
+func (q *Quorum) ForceRelease(ctx context.Context, key string, token int64) ([]driver.HolderInfo, error) {
+	info, err := q.Inspect(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	var removed []driver.HolderInfo
+	for _, h := range info.Holders {
+		if token != 0 && h.Token != token {
+			continue
+		}
+		lease := driver.Lease{Key: key, Owner: h.Owner, Token: h.Token}
+		r := q.ask(ctx, q.opts.NodeTimeout, q.nodes, func(ctx context.Context, n *node) (any, error) {
+			return n.run(ctx, call{
+				script: quorumReleaseScript, keys: q.keys(key), args: []any{h.Owner, h.Token, q.kept(0), "lost"}, once: true,
+			})
+		})
+		t := newTally(1, len(q.nodes))
+		for {
+			a, ok := r.next(ctx)
+			if !ok {
+				break
+			}
+			a.reply = []any{a.reply}
+			t.add(a)
+		}
+		err := t.outcome(q.majority, 0, &lease)
+		if errors.Is(err, driver.ErrLost) && t.kept[0] == 0 {
+			continue
+		}
+		if err != nil && !errors.Is(err, driver.ErrLost) {
+			return removed, err
+		}
+		removed = append(removed, h)
+	}
+	return removed, nil
+}
+
+// Check implements [driver.Checker].
+func (q *Quorum) Check(ctx context.Context) ([]driver.Finding, error) {
+	return nil, ctx.Err()
+}

@@ -1,0 +1,166 @@
+package redislock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/go-dlm/dlm/driver"
+)
+
+const (
+	// wakePatience is how long a wake-up waits for those of other nodes: a
+	// waiter that asks before they are free would be refused by them.
+	wakePatience = 10 * time.Millisecond
+	// resubscribe is the pause before a node is subscribed to again. It doubles
+	// up to maxResubscribe.
+	resubscribe    = 50 * time.Millisecond
+	maxResubscribe = 2 * time.Second
+)
+
+// Listen implements [driver.Notifier]. It subscribes to all nodes and stands
+// while a majority of the subscriptions does.
+func (q *Quorum) Listen(ctx context.Context, manager string, handle func(driver.Event)) error {
+	if q.ended.Load() {
+		return driver.ErrClosed
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	e := &ear{q: q, handle: handle, broken: cancel, up: make([]bool, len(q.nodes)), votes: make(map[news]*votes)}
+	var wg sync.WaitGroup
+	for _, n := range q.nodes {
+		wg.Go(func() { e.listenTo(ctx, n, manager) })
+	}
+	wg.Wait()
+	e.close()
+	if q.ended.Load() {
+		return driver.ErrClosed
+	}
+	return context.Cause(ctx)
+}
+
+// ear puts together what the nodes tell.
+type ear struct {
+	q      *Quorum
+	handle func(driver.Event)
+	broken context.CancelCauseFunc
+
+	mu     sync.Mutex // also keeps calls of handle apart
+	up     []bool
+	stood  bool // a majority was up
+	closed bool
+	votes  map[news]*votes
+}
+
+// news is what several nodes may tell of.
+type news struct {
+	kind  driver.EventKind
+	owner string
+}
+
+// votes are the nodes that have told of it.
+type votes struct {
+	from  map[int]struct{}
+	timer *time.Timer
+}
+
+// listenTo subscribes to one node, again and again, until the context ends.
+func (e *ear) listenTo(ctx context.Context, n *node, manager string) {
+	for wait := resubscribe; ctx.Err() == nil && !e.q.ended.Load(); wait = min(2*wait, maxResubscribe) {
+		err := listen(ctx, e.q.closed, n.client, e.q.opts.Prefix, manager, func(event driver.Event) {
+			if event.Kind == driver.EventUp {
+				wait = resubscribe
+			}
+			e.hear(n.index, event)
+		})
+		e.down(n.index, err)
+		pause(ctx, wait/2+rand.N(wait))
+	}
+}
+
+// hear takes news from a node.
+func (e *ear) hear(from int, event driver.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return
+	}
+	if event.Kind == driver.EventUp {
+		// What this node told before may have been missed.
+		e.up[from] = true
+		if e.count() >= e.q.majority {
+			e.stood = true
+			e.handle(event)
+		}
+		return
+	}
+	what := news{event.Kind, event.Lease.Owner}
+	v := e.votes[what]
+	if v == nil {
+		v = &votes{from: make(map[int]struct{})}
+		e.votes[what] = v
+		v.timer = time.AfterFunc(wakePatience, func() { e.enough(what, v, event, event.Kind == driver.EventWake) })
+	}
+	v.from[from] = struct{}{}
+	if len(v.from) == e.q.majority {
+		e.tell(what, v, event)
+	}
+}
+
+// enough passes news on, or forgets them, though no majority has told of them.
+func (e *ear) enough(what news, v *votes, event driver.Event, pass bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.votes[what] != v || e.closed {
+		return
+	}
+	if pass {
+		e.tell(what, v, event)
+	} else {
+		delete(e.votes, what)
+	}
+}
+
+// tell passes news on. The mutex is held.
+func (e *ear) tell(what news, v *votes, event driver.Event) {
+	v.timer.Stop()
+	delete(e.votes, what)
+	e.handle(event)
+}
+
+// down notes that the subscription to a node has ended. If too few are left, it
+// ends all.
+func (e *ear) down(from int, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.up[from] = false
+	if e.stood && e.count() < e.q.majority {
+		if err == nil {
+			err = errors.New("subscription ended")
+		}
+		e.broken(fmt.Errorf("redislock: node %d: %w", from, err))
+	}
+}
+
+func (e *ear) count() int {
+	n := 0
+	for _, up := range e.up {
+		if up {
+			n++
+		}
+	}
+	return n
+}
+
+// close ends what still waits.
+func (e *ear) close() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.closed = true
+	for _, v := range e.votes {
+		v.timer.Stop()
+	}
+}
