@@ -92,7 +92,7 @@ func (m *Manager) release(ctx context.Context, l *Lock) error {
 		ctx, cancel = detach(ctx)
 		defer cancel()
 	}
-	now := m.clock.exactly()
+	now := m.clock.now()
 	m.mu.Lock()
 	for l.releasing != nil {
 		other := l.releasing
