@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,10 +22,18 @@ type opener func(cfg *dlm.LockConfig) (*dlm.Manager, error)
 // scheme is a kind of store. Each is registered by a file of its own, which a
 // build tag leaves out.
 type scheme struct {
-	// usage describes the URL: a line or two.
+	// usage describes the URL: a few lines, or none if another scheme's do.
 	usage string
 	// parse checks the URL completely and opens nothing.
-	parse func(u *url.URL, env func(string) (string, bool)) (opener, error)
+	parse func(u *storeURL, env func(string) (string, bool)) (opener, error)
+}
+
+// storeURL is the URL of a store. Its user information is a secret.
+type storeURL struct {
+	*url.URL
+	// hosts are all hosts, each with its port if it has one. URL.Host is the
+	// first.
+	hosts []string
 }
 
 var schemes = map[string]scheme{}
@@ -33,7 +42,9 @@ func backendHelp() string {
 	var b strings.Builder
 	b.WriteString("Stores (--backend, or DLM_BACKEND in the environment):")
 	for _, name := range slices.Sorted(maps.Keys(schemes)) {
-		b.WriteString("\n" + schemes[name].usage)
+		if usage := schemes[name].usage; usage != "" {
+			b.WriteString("\n" + usage)
+		}
 	}
 	return b.String()
 }
@@ -63,14 +74,9 @@ func (a *app) store() (opener, error) {
 
 // parseBackend checks a URL.
 func parseBackend(text string, env func(string) (string, bool)) (opener, error) {
-	u, err := url.Parse(text)
+	u, err := parseURL(text)
 	if err != nil {
-		// The text may contain a password, so only the reason is shown.
-		var e *url.Error
-		if errors.As(err, &e) {
-			err = e.Err
-		}
-		return nil, fmt.Errorf("not a URL: %w", err)
+		return nil, err
 	}
 	s, ok := schemes[u.Scheme]
 	if !ok {
@@ -83,6 +89,44 @@ func parseBackend(text string, env func(string) (string, bool)) (opener, error) 
 	return s.parse(u, env)
 }
 
+// parseURL takes a URL apart. Other than url.Parse it takes several hosts,
+// separated by commas.
+func parseURL(text string) (*storeURL, error) {
+	scheme, rest, ok := strings.Cut(text, "://")
+	if !ok {
+		u, err := parseOneHost(text)
+		return &storeURL{URL: u}, err
+	}
+	authority, path := rest, ""
+	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
+		authority, path = rest[:i], rest[i:]
+	}
+	at := strings.LastIndex(authority, "@") + 1
+	u := &storeURL{}
+	for host := range strings.SplitSeq(authority[at:], ",") {
+		one, err := parseOneHost(scheme + "://" + authority[:at] + host + path)
+		if err != nil {
+			return nil, err
+		}
+		if u.URL == nil {
+			u.URL = one
+		}
+		u.hosts = append(u.hosts, one.Host)
+	}
+	return u, nil
+}
+
+// parseOneHost is url.Parse, but for its errors: they show parts of the text,
+// which may be those of a password.
+func parseOneHost(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil {
+		return nil, errors.New("not a URL; write % and two hexadecimal digits for every special character of " +
+			"user and password, such as %2F for /, %40 for @ and %25 for %")
+	}
+	return u, nil
+}
+
 // params are the parameters of a URL. Each is to be asked for once; finish
 // refuses those that nobody has asked for.
 type params struct {
@@ -90,10 +134,10 @@ type params struct {
 	err    error
 }
 
-func parseParams(u *url.URL) *params {
+func parseParams(u *storeURL) *params {
 	values, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
-		err = fmt.Errorf("malformed parameters: %w", err)
+		err = errors.New("malformed parameters; write %25 for %, %26 for &, and %3B for ;")
 	}
 	return &params{values: values, err: err}
 }
@@ -133,6 +177,23 @@ func (p *params) duration(name string, least, most time.Duration) time.Duration 
 		p.fail("parameter %s is %v, must be between %v and %v", name, d, least, most)
 	}
 	return d
+}
+
+// number returns a parameter that lies between two bounds, or 0 if it is not
+// there.
+func (p *params) number(name string, least, most int) int {
+	text, ok := p.take(name)
+	if !ok {
+		return 0
+	}
+	n, err := strconv.Atoi(text)
+	switch {
+	case err != nil:
+		p.fail("parameter %s is %q, must be a number", name, text)
+	case n < least || n > most:
+		p.fail("parameter %s is %d, must be between %d and %d", name, n, least, most)
+	}
+	return n
 }
 
 // finish returns the first error.

@@ -4,7 +4,6 @@ package main
 
 import (
 	"errors"
-	"net/url"
 	"path/filepath"
 	"time"
 
@@ -22,7 +21,7 @@ func init() {
 	}
 }
 
-func parseSQLite(u *url.URL, env func(string) (string, bool)) (opener, error) {
+func parseSQLite(u *storeURL, env func(string) (string, bool)) (opener, error) {
 	switch {
 	case u.Opaque != "" || u.Host != "":
 		return nil, errors.New("the path must be absolute, as in sqlite:///var/lib/locks.db, with three slashes")

@@ -81,7 +81,7 @@ func (a *app) root() *cobra.Command {
 		return usageError("%w; see %s --help", err, cmd.CommandPath())
 	})
 	root.AddCommand(
-		a.runCommand(), a.lsCommand(), a.getCommand(), a.releaseCommand(), a.watchCommand(), a.versionCommand(),
+		a.runCommand(), a.lsCommand(), a.getCommand(), a.releaseCommand(), a.watchCommand(), a.doctorCommand(), a.versionCommand(),
 	)
 	return root
 }

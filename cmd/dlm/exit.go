@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/go-dlm/dlm"
 )
@@ -16,6 +17,7 @@ const (
 	exitStore       = 69  // EX_UNAVAILABLE
 	exitInternal    = 70  // EX_SOFTWARE
 	exitNotAcquired = 75  // EX_TEMPFAIL
+	exitUnfit       = 78  // EX_CONFIG: the store's settings
 	exitLost        = 79  // the lock, not the command
 	exitCannotRun   = 126 // as shells do
 	exitNotFound    = 127 // as shells do
@@ -27,6 +29,7 @@ const exitHelp = `Exit codes of dlm itself:
   69     the store cannot be reached or used
   70     something failed that should not, such as the supervision of a command
   75     the lock was not acquired: it is held, or still held after the wait
+  78     dlm doctor has found that the store is not set up well for locks
   79     the lock was lost while the command ran, or could not be renewed in
          time; the command was stopped
   126    the command cannot be executed
@@ -56,6 +59,15 @@ func exitWith(code int, format string, args ...any) *exitError {
 // usageError says what is wrong with the command line.
 func usageError(format string, args ...any) *exitError { return exitWith(exitUsage, format, args...) }
 
+// storeFaults say of errors that they are about the state of the store and not
+// about what the user has typed, though they match dlm.ErrInvalid. The files of
+// the stores fill it.
+var storeFaults []func(error) bool
+
+func isStoreFault(err error) bool {
+	return slices.ContainsFunc(storeFaults, func(is func(error) bool) bool { return is(err) })
+}
+
 // codeOf is the exit code for an error of the library.
 func codeOf(err error) int {
 	var sig signalError
@@ -67,7 +79,7 @@ func codeOf(err error) int {
 		return exitNotAcquired
 	case errors.Is(err, errors.ErrUnsupported), errors.As(err, &limit):
 		return exitUsage
-	case errors.Is(err, dlm.ErrInvalid) && !errors.Is(err, dlm.ErrNotApplied):
+	case errors.Is(err, dlm.ErrInvalid) && !errors.Is(err, dlm.ErrNotApplied) && !isStoreFault(err):
 		// With ErrNotApplied the store says it, of its own state.
 		return exitUsage
 	case errors.Is(err, dlm.ErrLost):

@@ -299,11 +299,11 @@ func TestInspectStoreUnusable(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	t.Parallel()
-	if out := ok(t, "", "version"); !strings.HasPrefix(out, "dlm ") || !strings.HasSuffix(out, "; stores: sqlite\n") {
+	if out := ok(t, "", "version"); !strings.HasPrefix(out, "dlm ") || !strings.Contains(out, "; stores: redis, ") || !strings.HasSuffix(out, ", sqlite\n") {
 		t.Errorf("got %q", out)
 	}
 	var v versionJSON
-	if err := json.Unmarshal([]byte(ok(t, "", "version", "--json")), &v); err != nil || v.Go == "" || !slices.Equal(v.Backends, []string{"sqlite"}) {
+	if err := json.Unmarshal([]byte(ok(t, "", "version", "--json")), &v); err != nil || v.Go == "" || !slices.Contains(v.Backends, "sqlite") {
 		t.Errorf("got %+v, %v", v, err)
 	}
 }
@@ -391,7 +391,9 @@ func TestUsage(t *testing.T) {
 		{run("--grace", "16s"), "", "at most 15s"},
 		{run("--grace", "2s"), "", "above 2s"},
 		{run(), "DLM_GRACE=1m", "at most 15s"},
-		{run("--backend", "redis://x"), "", `--backend: unknown kind of store "redis", must be one of: sqlite`},
+		{run("--backend", "bogus://x"), "", `--backend: unknown kind of store "bogus", must be one of: redis, `},
+		{run("--backend", "redis://h/x"), "", `--backend: the path is "x" where the number`},
+		{run("--backend", "sqlite://a,b"), "", "three slashes"},
 		{run("--backend", "/path"), "", "unknown kind of store"},
 		{run("--backend", "sqlite://relative/path"), "", "three slashes"},
 		{run("--backend", "sqlite:relative"), "", "three slashes"},
@@ -473,7 +475,10 @@ func TestEnvironmentStandsForFlags(t *testing.T) {
 }
 
 func FuzzParseBackend(f *testing.F) {
-	for _, s := range []string{"sqlite://", "sqlite:///a/b?liveness_window=1s", "sqlite://h", "x:", "sqlite:///%00", "sqlite:///a?b=%zz"} {
+	for _, s := range []string{
+		"sqlite://", "sqlite:///a/b?liveness_window=1s", "sqlite://h", "x:", "sqlite:///%00", "sqlite:///a?b=%zz",
+		"redis://u:p@h:1/2?prefix=x", "redis+quorum://a,b:1,[::1]:2?max_ttl=1m", "rediss+sentinel://a,b/m/1?insecure=true",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -481,7 +486,7 @@ func FuzzParseBackend(f *testing.F) {
 		if (open == nil) == (err == nil) {
 			t.Errorf("got %v, %v", open != nil, err)
 		}
-		if err == nil && !strings.HasPrefix(strings.ToLower(text), "sqlite:") {
+		if scheme, _, _ := strings.Cut(strings.ToLower(text), ":"); err == nil && schemes[scheme].parse == nil {
 			t.Errorf("%q was accepted", text)
 		}
 	})

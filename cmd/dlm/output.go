@@ -8,6 +8,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/go-dlm/dlm"
 )
@@ -20,6 +21,16 @@ func quote(s string) string {
 		return s
 	}
 	return q
+}
+
+// printable shows a sentence so that it cannot do anything to a terminal.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !strconv.IsPrint(r) {
+			return utf8.RuneError
+		}
+		return r
+	}, s)
 }
 
 // shellQuote shows a text as it can be pasted into a shell, if that is possible.

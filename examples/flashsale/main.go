@@ -1,11 +1,15 @@
-// Command flashsale sells a few units of an item to many buyers, who all come
+// Command flashsale sells a few units of some items to many buyers, who all come
 // at once, to several processes.
 //
 // To sell a unit is to read the stock, to take the payment, and to write the
-// new stock. Each purchase does that under the lock of the item, and shows its
-// fencing token to the store. With -unsafe there is no lock: then one process
-// reads the stock while another one is about to write it, and more is sold than
-// there is.
+// new stock. Each purchase does that under the lock of its item, and shows the
+// lock's fencing token to the store. With -unsafe there is no lock: then one
+// process reads the stock while another one is about to write it, and more is
+// sold than there is.
+//
+// The locks are kept in a file, or with -redis in Redis:
+//
+//	flashsale -redis redis://127.0.0.1:6379/0 -items 10 -stock 100 -buyers 100000
 package main
 
 import (
@@ -24,14 +28,16 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/go-dlm/dlm"
+	"github.com/go-dlm/dlm/backends/redislock"
 	"github.com/go-dlm/dlm/backends/sqlitelock"
 	"github.com/go-dlm/dlm/examples/internal/ledger"
 	"github.com/go-dlm/dlm/examples/internal/procs"
 )
 
 const (
-	key = "item:1"
 	// ttl is how long the others wait if a process dies in a purchase.
 	ttl = 10 * time.Second
 	// counters is how many buyers a process serves at a time.
@@ -58,10 +64,21 @@ func main() {
 // sale is what all processes agree on.
 type sale struct {
 	dir       string
+	redis     string // URL, or empty
 	processes int
-	stock     int
+	items     int
+	stock     int // units of all items together
 	buyers    int
 	unsafe    bool
+}
+
+// unitsOf is the stock of one item before the sale.
+func (s *sale) unitsOf(item int) int {
+	units := s.stock / s.items
+	if item < s.stock%s.items {
+		units++
+	}
+	return units
 }
 
 // unit is the record of a unit that was sold.
@@ -86,9 +103,11 @@ func run(ctx context.Context, args []string) error {
 	var number int
 	flags := flag.NewFlagSet("flashsale", flag.ExitOnError)
 	flags.IntVar(&s.processes, "processes", 8, "how many `processes` sell")
-	flags.IntVar(&s.stock, "stock", 100, "how many `units` there are")
+	flags.IntVar(&s.items, "items", 1, "how many `items` are sold")
+	flags.IntVar(&s.stock, "stock", 100, "how many `units` of all items together there are")
 	flags.IntVar(&s.buyers, "buyers", 5000, "how many `buyers` come; every tenth tries twice, at two processes")
 	flags.BoolVar(&s.unsafe, "unsafe", false, "sell without a lock")
+	flags.StringVar(&s.redis, "redis", "", "the `URL` of a Redis that keeps the locks (default a file keeps them)")
 	flags.StringVar(&s.dir, "dir", "", "an empty `folder` for locks and records (default a temporary one)")
 	asJSON := flags.Bool("json", false, "print the result as an object")
 	if isSeller {
@@ -98,8 +117,8 @@ func run(ctx context.Context, args []string) error {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	if s.processes < 1 || s.stock < 1 || s.buyers < 1 {
-		return errors.New("-processes, -stock and -buyers must be at least 1")
+	if s.processes < 1 || s.items < 1 || s.stock < 1 || s.buyers < 1 {
+		return errors.New("-processes, -items, -stock and -buyers must be at least 1")
 	}
 	if isSeller {
 		return s.sell(ctx, number)
@@ -127,7 +146,7 @@ type result struct {
 // hold holds the sale and prints its result.
 func (s *sale) hold(ctx context.Context, asJSON bool) error {
 	if !asJSON {
-		fmt.Printf("%d processes sell %d units to %d buyers\n", s.processes, s.stock, s.buyers)
+		fmt.Printf("%d processes sell %d units of %d items to %d buyers\n", s.processes, s.stock, s.items, s.buyers)
 	}
 	began := time.Now()
 	tally, err := s.start(ctx)
@@ -135,14 +154,19 @@ func (s *sale) hold(ctx context.Context, asJSON bool) error {
 		return err
 	}
 	r := result{Stock: s.stock, Buyers: s.buyers, Seconds: time.Since(began).Seconds(), tally: tally}
-	units, err := s.sold()
-	if err != nil {
-		return err
-	}
 	bought := make(map[int]int)
-	for _, u := range units {
-		if bought[u.Value.Buyer]++; bought[u.Value.Buyer] == 2 {
-			r.Doubles++
+	recorded, possible := 0, 0
+	for item := range s.items {
+		units, err := s.sold(item)
+		if err != nil {
+			return err
+		}
+		recorded += len(units)
+		possible += min(s.unitsOf(item), s.comeFor(item))
+		for _, u := range units {
+			if bought[u.Value.Buyer]++; bought[u.Value.Buyer] == 2 {
+				r.Doubles++
+			}
 		}
 	}
 	if asJSON {
@@ -153,14 +177,14 @@ func (s *sale) hold(ctx context.Context, asJSON bool) error {
 		fmt.Printf("%d sold, %d refused, in %.1fs: %.0f purchases tried per second\n",
 			r.Sold, r.Refused, r.Seconds, float64(r.Tried)/r.Seconds)
 	}
-	return r.check(len(units))
+	return r.check(recorded, possible)
 }
 
 // check fails if the sale was not right. It is told how many units are on
-// record.
-func (r *result) check(recorded int) error {
+// record, and how many must be.
+func (r *result) check(recorded, want int) error {
 	var faults []error
-	if want := min(r.Stock, r.Buyers); recorded != want {
+	if recorded != want {
 		faults = append(faults, fmt.Errorf("%d units were sold, must be %d", recorded, want))
 	}
 	if recorded != r.Sold {
@@ -181,7 +205,9 @@ func (s *sale) start(ctx context.Context) (sum tally, err error) {
 		cmd, err := procs.Self(ctx, seller,
 			"-number", strconv.Itoa(i),
 			"-processes", strconv.Itoa(s.processes),
+			"-items", strconv.Itoa(s.items),
 			"-stock", strconv.Itoa(s.stock),
+			"-redis", s.redis,
 			"-buyers", strconv.Itoa(s.buyers),
 			"-unsafe="+strconv.FormatBool(s.unsafe),
 			"-dir", s.dir)
@@ -210,7 +236,7 @@ func (s *sale) start(ctx context.Context) (sum tally, err error) {
 func (s *sale) sell(ctx context.Context, number int) (err error) {
 	// The label is what `dlm get item:1` shows.
 	cfg := &dlm.LockConfig{Label: fmt.Sprint("seller-", number)}
-	locks, err := sqlitelock.NewLockManager(filepath.Join(s.dir, "locks.db"), cfg, nil)
+	locks, err := s.open(cfg)
 	if err != nil {
 		return err
 	}
@@ -240,6 +266,18 @@ func (s *sale) sell(ctx context.Context, number int) (err error) {
 	return json.NewEncoder(os.Stdout).Encode(sum)
 }
 
+// open opens the store of the locks.
+func (s *sale) open(cfg *dlm.LockConfig) (*dlm.Manager, error) {
+	if s.redis == "" {
+		return sqlitelock.NewLockManager(filepath.Join(s.dir, "locks.db"), cfg, nil)
+	}
+	opts, err := redis.ParseURL(s.redis)
+	if err != nil {
+		return nil, err
+	}
+	return redislock.NewLockManager(redis.NewClient(opts), cfg, nil)
+}
+
 // queue sends the buyers that come to one process.
 func (s *sale) queue(ctx context.Context, number int, buyers chan<- int) {
 	defer close(buyers)
@@ -257,13 +295,16 @@ func (s *sale) queue(ctx context.Context, number int, buyers chan<- int) {
 
 // serve serves one buyer after another.
 func (s *sale) serve(ctx context.Context, locks dlm.LockManager, buyers <-chan int, t *tally) (err error) {
-	units, err := ledger.Open[unit](s.file())
-	if err != nil {
-		return err
+	units := make([]*ledger.Ledger[unit], s.items)
+	for item := range units {
+		if units[item], err = ledger.Open[unit](s.file(item)); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, units[item].Close()) }()
 	}
-	defer func() { err = errors.Join(err, units.Close()) }()
 	for buyer := range buyers {
-		sold, err := s.buy(ctx, locks, units, buyer)
+		item := s.wants(buyer)
+		sold, err := s.buy(ctx, locks, units[item], item, buyer)
 		if err != nil {
 			return err
 		}
@@ -279,13 +320,13 @@ func (s *sale) serve(ctx context.Context, locks dlm.LockManager, buyers <-chan i
 
 // buy takes the lock for a purchase. It says whether the buyer got a unit.
 func (s *sale) buy(
-	ctx context.Context, locks dlm.LockManager, units *ledger.Ledger[unit], buyer int,
+	ctx context.Context, locks dlm.LockManager, units *ledger.Ledger[unit], item, buyer int,
 ) (sold bool, err error) {
 	if s.unsafe {
-		return s.trade(ctx, units, buyer, 0)
+		return s.trade(ctx, units, item, buyer, 0)
 	}
-	err = dlm.WithDistributedLock(ctx, locks, key, ttl, func(ctx context.Context) (err error) {
-		sold, err = s.trade(ctx, units, buyer, dlm.LockFromContext(ctx).Token)
+	err = dlm.WithDistributedLock(ctx, locks, fmt.Sprint("item:", item+1), ttl, func(ctx context.Context) (err error) {
+		sold, err = s.trade(ctx, units, item, buyer, dlm.LockFromContext(ctx).Token)
 		return err
 	})
 	return sold, err
@@ -293,12 +334,14 @@ func (s *sale) buy(
 
 // trade reads the stock, takes the payment, and writes the new stock. Whether
 // nobody else does that meanwhile is up to the caller.
-func (s *sale) trade(ctx context.Context, units *ledger.Ledger[unit], buyer int, token int64) (sold bool, err error) {
+func (s *sale) trade(
+	ctx context.Context, units *ledger.Ledger[unit], item, buyer int, token int64,
+) (sold bool, err error) {
 	list, err := units.Read()
 	if err != nil {
 		return false, err
 	}
-	left := s.stock
+	left := s.unitsOf(item)
 	if n := len(list); n > 0 {
 		left = list[n-1].Value.Left
 	}
@@ -328,9 +371,9 @@ func pay(ctx context.Context) error {
 	}
 }
 
-// sold reads what was sold.
-func (s *sale) sold() (list []ledger.Entry[unit], err error) {
-	units, err := ledger.Open[unit](s.file())
+// sold reads what was sold of an item.
+func (s *sale) sold(item int) (list []ledger.Entry[unit], err error) {
+	units, err := ledger.Open[unit](s.file(item))
 	if err != nil {
 		return nil, err
 	}
@@ -338,7 +381,21 @@ func (s *sale) sold() (list []ledger.Entry[unit], err error) {
 	return units.Read()
 }
 
-func (s *sale) file() string { return filepath.Join(s.dir, "units") }
+func (s *sale) file(item int) string { return filepath.Join(s.dir, fmt.Sprint("units-", item+1)) }
+
+// wants is the item that a buyer wants.
+func (s *sale) wants(buyer int) int { return buyer % s.items }
+
+// comeFor is how many buyers want an item.
+func (s *sale) comeFor(item int) int {
+	n := 0
+	for buyer := 1; buyer <= s.buyers; buyer++ {
+		if s.wants(buyer) == item {
+			n++
+		}
+	}
+	return n
+}
 
 // add adds another tally.
 func (t *tally) add(other tally) {
