@@ -169,6 +169,7 @@ type check struct {
 	server string
 	opts   *Options
 	nodes  bool   // the client is that of a node of a cluster
+	quorum bool   // the client is that of a node of a quorum
 	tag    string // between the braces of the probe's keys
 
 	info     serverInfo
@@ -179,7 +180,7 @@ type check struct {
 }
 
 func newCheck(client redis.UniversalClient, name string, opts *Options) *check {
-	c := &check{client: client, calls: newDispatcher(client, 0, 0), server: name, opts: opts, tag: "%"}
+	c := &check{client: client, calls: newDispatcher(client, 0, 0), server: name, opts: opts, tag: probeTag}
 	if single, ok := client.(*redis.Client); ok && name == "" && !isFailover(single) {
 		c.server = single.Options().Addr
 	}
@@ -377,7 +378,7 @@ func (c *check) encrypted() bool {
 // address asks the server for the address at which it was reached.
 func (c *check) address(ctx context.Context) string {
 	if reply, err := c.ask(ctx, "client", "info"); err == nil {
-		for _, field := range strings.Fields(fmt.Sprint(reply)) {
+		for field := range strings.FieldsSeq(fmt.Sprint(reply)) {
 			if addr, ok := strings.CutPrefix(field, "laddr="); ok {
 				return addr
 			}
@@ -587,7 +588,7 @@ func (c *check) listed() []follower {
 			return list
 		}
 		field := map[string]string{}
-		for _, f := range strings.Split(line, ",") {
+		for f := range strings.SplitSeq(line, ",") {
 			name, value, _ := strings.Cut(f, "=")
 			field[name] = value
 		}
@@ -598,8 +599,7 @@ func (c *check) listed() []follower {
 func (c *check) replicas(ctx context.Context) {
 	text, known := c.info["connected_slaves"]
 	if !known {
-		severity := driver.SeverityUnknown
-		c.add(checkReplicas, severity, "whether there are replicas cannot be found out: INFO is refused or does not say", "")
+		c.add(checkReplicas, driver.SeverityUnknown, "whether there are replicas cannot be found out: INFO is refused or does not say", "")
 		return
 	}
 	online := 0
@@ -650,14 +650,7 @@ func (c *check) rights(ctx context.Context) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
-	name := channel(c.opts.Prefix, "probe")
-	reply, err := c.calls.run(ctx, probeScript, lockKeys(c.opts.Prefix+"{"+c.tag+"}"), name)
-	var refused []string
-	for _, r := range asList(reply) {
-		if text := fmt.Sprint(r); strings.Contains(text, "NOPERM") || strings.Contains(text, "can't") || strings.Contains(text, "nknown") {
-			refused = append(refused, text)
-		}
-	}
+	refused, err := probe(ctx, c.calls, c.opts.Prefix, c.tag, c.quorum)
 	if err == nil && c.opts.Replicas > 0 {
 		if _, err := c.ask(ctx, "wait", 0, 1); err != nil {
 			refused = append(refused, "WAIT: "+reason(err))
@@ -943,6 +936,9 @@ func (c *check) aclFix() string {
 	commands := slices.Clone(aclCommands)
 	if c.opts.Replicas > 0 {
 		commands = append(commands, "wait")
+	}
+	if c.quorum {
+		commands = append(commands, "get", "set")
 	}
 	_, cluster := c.client.(*redis.ClusterClient)
 	if cluster || c.nodes {

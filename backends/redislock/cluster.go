@@ -11,6 +11,10 @@ import (
 	"github.com/go-dlm/dlm/driver"
 )
 
+// hanging is how long a node may take to answer before the client looks anew
+// who has its slots.
+const hanging = 500 * time.Millisecond
+
 // sendApart sends a batch to the nodes of a cluster, to each its part. It
 // returns when all have answered, or after a short time, so that a node which
 // hangs does not hold up the calls to the others.
@@ -26,7 +30,10 @@ func (d *dispatcher) sendApart(batch []*call) {
 	for _, part := range parts {
 		d.apart <- struct{}{}
 		go func() {
+			// Another node may have taken its place.
+			late := time.AfterFunc(hanging, d.reload)
 			d.send(part)
+			late.Stop()
 			<-d.apart
 			answered <- struct{}{}
 		}()

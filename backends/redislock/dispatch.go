@@ -233,7 +233,6 @@ func (d *dispatcher) giveUp(c *call) error {
 		if c.owner != "" {
 			d.adrift[c.owner] = append(d.adrift[c.owner], c)
 		}
-		d.reload()
 		return fmt.Errorf("redislock: %w: %w", errNoReply, c.ctx.Err())
 	}
 	d.queue = slices.DeleteFunc(d.queue, func(other *call) bool { return other == c })

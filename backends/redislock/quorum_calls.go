@@ -54,7 +54,34 @@ func (q *Quorum) Extend(ctx context.Context, batch []driver.Renewal) {
 		batch[i].Err = t.outcome(q.majority, i, &leases[i])
 		batch[i].Lease.Age = 0
 	}
-	q.refill(ctx, timeout, t, batch)
+	var kept []int // by a majority
+	for i := range leases {
+		if batch[i].Err == nil {
+			kept = append(kept, i)
+		}
+	}
+	if len(kept) == 0 {
+		return
+	}
+	watched := make([]*straggle, len(leases))
+	for _, i := range kept {
+		watched[i] = q.watch(leases[i].Owner)
+	}
+	lacking := t.lacking
+	q.rounds.Go(func() {
+		for n, places := range lacking {
+			q.refill(n, timeout, leases, places, watched)
+		}
+		for range r.left {
+			a := <-r.answers
+			late := newTally(len(leases), len(q.nodes))
+			late.add(a)
+			q.refill(a.node, timeout, leases, late.lacking[a.node], watched)
+		}
+		for _, i := range kept {
+			q.unwatch(leases[i].Owner, watched[i])
+		}
+	})
 }
 
 // extendOn renews leases on one node.
@@ -76,30 +103,23 @@ func (q *Quorum) extendOn(ctx context.Context, n *node, leases []driver.Lease, r
 	return reply, nil
 }
 
-// refill gives nodes the grants that they lack and a majority has.
-func (q *Quorum) refill(ctx context.Context, timeout time.Duration, t *tally, batch []driver.Renewal) {
-	lacking := make(map[*node][]driver.Lease)
-	var nodes []*node
-	for i := range batch {
-		if batch[i].Err != nil {
-			continue
-		}
-		for _, n := range t.lacking[i] {
-			if lacking[n] == nil {
-				nodes = append(nodes, n)
-			}
-			lacking[n] = append(lacking[n], batch[i].Lease)
+// refill gives a node those grants that it lacks and a majority has.
+func (q *Quorum) refill(n *node, timeout time.Duration, leases []driver.Lease, places []int, watched []*straggle) {
+	var lacking []driver.Lease
+	for _, i := range places {
+		if watched[i] != nil {
+			lacking = append(lacking, leases[i])
 		}
 	}
-	if len(nodes) == 0 {
+	if len(lacking) == 0 {
 		return
 	}
-	r := q.ask(ctx, timeout, nodes, func(ctx context.Context, n *node) (any, error) {
-		return q.extendOn(ctx, n, lacking[n], "refill")
-	})
-	for {
-		if _, ok := r.next(ctx); !ok {
-			return
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	_, _ = q.extendOn(ctx, n, lacking, "refill")
+	for _, i := range places {
+		if watched[i] != nil {
+			q.tidy(watched[i], n, leases[i])
 		}
 	}
 }
@@ -109,7 +129,7 @@ type tally struct {
 	nodes       int
 	kept, gone  []int
 	taken       []bool
-	lacking     [][]*node
+	lacking     map[*node][]int // who has which leases not
 	errs        []error
 	unheardFrom int
 }
@@ -117,7 +137,7 @@ type tally struct {
 func newTally(leases, nodes int) *tally {
 	return &tally{
 		nodes: nodes, unheardFrom: nodes,
-		kept: make([]int, leases), gone: make([]int, leases), taken: make([]bool, leases), lacking: make([][]*node, leases),
+		kept: make([]int, leases), gone: make([]int, leases), taken: make([]bool, leases), lacking: make(map[*node][]int),
 	}
 }
 
@@ -136,7 +156,7 @@ func (t *tally) add(a answer) {
 			t.taken[i] = true
 		default:
 			t.gone[i]++
-			t.lacking[i] = append(t.lacking[i], a.node)
+			t.lacking[a.node] = append(t.lacking[a.node], i)
 		}
 	}
 }
@@ -157,8 +177,7 @@ func (t *tally) outcome(majority, i int, l *driver.Lease) error {
 	case t.kept[i] >= majority:
 		return nil
 	case t.gone[i] <= t.nodes-majority:
-		return fmt.Errorf("redislock: %d of %d nodes answered: %w",
-			t.kept[i]+t.gone[i], t.nodes, cmp.Or(errors.Join(t.errs...), errNoReply))
+		return &tooFewError{answered: t.kept[i] + t.gone[i], nodes: t.nodes, errs: t.errs}
 	case t.taken[i]:
 		return gone(l, 2)
 	}
@@ -170,11 +189,7 @@ func (q *Quorum) Release(ctx context.Context, lease driver.Lease) error {
 	if err := q.enter(ctx); err != nil {
 		return err
 	}
-	q.mu.Lock()
-	if s := q.late[lease.Owner]; s != nil {
-		s.released = true
-	}
-	q.mu.Unlock()
+	q.leave(lease.Owner)
 	timeout := q.opts.NodeTimeout
 	r := q.ask(ctx, timeout, q.nodes, func(ctx context.Context, n *node) (any, error) {
 		if err := n.calls.await(ctx, lease.Owner); err != nil {
@@ -224,8 +239,7 @@ func (q *Quorum) Inspect(ctx context.Context, key string) (driver.KeyInfo, error
 		views = append(views, view)
 	}
 	if len(views) < q.majority {
-		return driver.KeyInfo{}, fmt.Errorf("redislock: %d of %d nodes answered: %w",
-			len(views), len(q.nodes), cmp.Or(errors.Join(errs...), ctx.Err(), errNoReply))
+		return driver.KeyInfo{}, cmp.Or(ctx.Err(), q.tooFew(len(views), errs))
 	}
 	return q.combine(key, views), nil
 }
@@ -263,12 +277,17 @@ func parseView(a answer) (v nodeView, err error) {
 // combine puts together what a majority of the nodes agree on.
 func (q *Quorum) combine(key string, views []nodeView) driver.KeyInfo {
 	info := driver.KeyInfo{Key: key}
-	held := make(map[string][]driver.HolderInfo)
+	type grant struct {
+		owner string
+		token int64
+	}
+	held := make(map[grant][]driver.HolderInfo)
 	waits := make(map[string]int)
 	var order []driver.WaiterInfo
 	for _, v := range views {
 		if v.holder.Owner != "" {
-			held[v.holder.Owner] = append(held[v.holder.Owner], v.holder)
+			g := grant{v.holder.Owner, v.holder.Token}
+			held[g] = append(held[g], v.holder)
 		}
 		for _, w := range v.waiters {
 			if waits[w.Owner]++; waits[w.Owner] == 1 {
@@ -326,8 +345,7 @@ func (q *Quorum) List(ctx context.Context, prefix, after string, limit int) ([]d
 		}
 	}
 	if answered < q.majority {
-		return nil, fmt.Errorf("redislock: %d of %d nodes answered: %w",
-			answered, len(q.nodes), cmp.Or(errors.Join(errs...), ctx.Err(), errNoReply))
+		return nil, cmp.Or(ctx.Err(), q.tooFew(answered, errs))
 	}
 	var list []driver.KeyInfo
 	for _, key := range slices.Sorted(maps.Keys(found)) {
@@ -386,9 +404,4 @@ func (q *Quorum) ForceRelease(ctx context.Context, key string, token int64) ([]d
 		removed = append(removed, h)
 	}
 	return removed, nil
-}
-
-// Check implements [driver.Checker].
-func (q *Quorum) Check(ctx context.Context) ([]driver.Finding, error) {
-	return nil, ctx.Err()
 }

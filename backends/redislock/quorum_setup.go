@@ -123,7 +123,7 @@ func (q *Quorum) look(ctx context.Context, n *node) (nodeInfo, error) {
 	if err := info.usable(); err != nil {
 		return nodeInfo{}, err
 	}
-	refused, err := probe(ctx, n.calls, q.opts.Prefix)
+	refused, err := probe(ctx, n.calls, q.opts.Prefix, probeTag, true)
 	if err != nil {
 		return nodeInfo{}, err
 	}

@@ -55,6 +55,7 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 		client: client,
 		opts:   o,
 		calls:  newDispatcher(client, o.Replicas, o.ReplicaTimeout),
+		setup:  setup{turn: make(chan struct{}, 1)},
 		closed: make(chan struct{}),
 	}
 	_, cluster := client.(*redis.ClusterClient)
@@ -292,8 +293,7 @@ func (b *Backend) extendAll(ctx context.Context, batch []driver.Renewal, holders
 		return fmt.Errorf("redislock: strange reply: %v", reply)
 	}
 	for i := range batch {
-		answer, _ := answers[i].(int64)
-		batch[i].Err = gone(&batch[i].Lease, answer)
+		batch[i].Err = renewed(&batch[i].Lease, answers[i])
 		batch[i].Lease.Age = 0
 		if batch[i].Err == nil && acked < b.opts.Replicas {
 			batch[i].Err = &ServerError{
@@ -331,6 +331,17 @@ func (b *Backend) extendSpread(ctx context.Context, batch []driver.Renewal) {
 	for range slots {
 		<-ended
 	}
+}
+
+// renewed turns the answer for one renewal into an error.
+func renewed(l *driver.Lease, answer any) error {
+	switch a := answer.(type) {
+	case int64:
+		return gone(l, a)
+	case error:
+		return classify(a)
+	}
+	return fmt.Errorf("redislock: strange reply: %v", answer)
 }
 
 // gone turns the answer for one grant into an error.

@@ -3,11 +3,14 @@ package redislock
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-dlm/dlm/driver"
 )
 
 // oldest is the oldest version of Redis that the scripts are made for.
@@ -16,11 +19,21 @@ const oldest = "6.2"
 // setup is what a backend finds out about its server before the first call.
 type setup struct {
 	done atomic.Bool
+	turn chan struct{} // has room for the one who looks
 }
 
 // ready looks at the server unless that was done. It fails if the server or
 // the user's rights do not do for locks; the next call then looks again.
 func (s *setup) ready(ctx context.Context, d *dispatcher, prefix string) error {
+	if s.done.Load() {
+		return nil
+	}
+	select {
+	case s.turn <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("%w: redislock: looking at the server: %w", driver.ErrNotApplied, ctx.Err())
+	}
+	defer func() { <-s.turn }()
 	if s.done.Load() {
 		return nil
 	}
@@ -39,7 +52,7 @@ func (s *setup) look(ctx context.Context, d *dispatcher, prefix string) error {
 	if err := info.usable(); err != nil {
 		return err
 	}
-	refused, err := probe(ctx, d, prefix)
+	refused, err := probe(ctx, d, prefix, probeTag, false)
 	if err != nil {
 		return err
 	}
@@ -49,20 +62,28 @@ func (s *setup) look(ctx context.Context, d *dispatcher, prefix string) error {
 	return nil
 }
 
+// probeTag stands between the braces of the probe's keys. No lock has this
+// record, as escaping changes a lone %. It is not empty, so that the keys share
+// a slot.
+const probeTag = "%"
+
 // probe tries the commands of the scripts, and returns what the server refused.
-func probe(ctx context.Context, d *dispatcher, prefix string) ([]string, error) {
-	// No lock has this record, as escaping changes a lone %. It is not empty
-	// between the braces: the three keys share a slot.
-	reply, err := d.run(ctx, probeScript, lockKeys(prefix+"{%}"), channel(prefix, "probe"))
+func probe(ctx context.Context, d *dispatcher, prefix, tag string, quorum bool) ([]string, error) {
+	record := prefix + "{" + tag + "}"
+	keys := lockKeys(record)
+	if quorum {
+		keys = append(keys, record+":n")
+	}
+	reply, err := d.run(ctx, probeScript, keys, channel(prefix, "probe"))
 	if err != nil {
 		return nil, err
 	}
-	list, _ := reply.([]any)
 	var refused []string
-	for _, r := range list {
-		text := fmt.Sprint(r)
+	for _, r := range asList(reply) {
+		text := strings.Replace(fmt.Sprint(r), ": ERR ", ": ", 1)
 		// Full memory and the like pass.
-		if strings.Contains(text, "NOPERM") || strings.Contains(text, "can't") || strings.Contains(text, "nknown") {
+		no := strings.Contains(text, "NOPERM") || strings.Contains(text, "can't") || strings.Contains(text, "nknown")
+		if no && !slices.Contains(refused, text) {
 			refused = append(refused, text)
 		}
 	}

@@ -33,24 +33,51 @@ type cuts struct {
 
 	mu      sync.Mutex
 	proxies map[string]*servers.Proxy // by the server's address
+	closed  bool
 }
 
-func newCuts(tb testing.TB) *cuts { return &cuts{tb: tb, proxies: make(map[string]*servers.Proxy)} }
+func newCuts(tb testing.TB) *cuts {
+	c := &cuts{tb: tb, proxies: make(map[string]*servers.Proxy)}
+	tb.Cleanup(c.close)
+	return c
+}
 
-func (c *cuts) to(addr string) *servers.Proxy {
+// close ends the proxies, after the clients: these dial whenever they like.
+func (c *cuts) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for _, p := range c.proxies {
+		p.Close()
+	}
+}
+
+// withoutCleanup keeps proxies open for longer than what they were opened by.
+type withoutCleanup struct{ testing.TB }
+
+func (withoutCleanup) Cleanup(func()) {}
+
+func (c *cuts) to(addr string) (*servers.Proxy, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.proxies[addr]
 	if p == nil {
-		p = servers.StartProxy(c.tb, addr)
+		if c.closed {
+			return nil, net.ErrClosed
+		}
+		p = servers.StartProxy(withoutCleanup{c.tb}, addr)
 		c.proxies[addr] = p
 	}
-	return p
+	return p, nil
 }
 
 func (c *cuts) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	p, err := c.to(addr)
+	if err != nil {
+		return nil, err
+	}
 	var d net.Dialer
-	return d.DialContext(ctx, network, c.to(addr).Addr())
+	return d.DialContext(ctx, network, p.Addr())
 }
 
 // freeze holds back all bytes of the clients.

@@ -12,6 +12,9 @@ local record = call('HMGET', main, 'h', 'q', 'm')
 local last, expires, token, ttl, since, channel, holder = 0, 0
 if record[1] then
   last, expires, token, ttl, since, channel, holder = unpack(record[1])
+  if expires ~= 0 and type(holder) ~= 'string' then error('WRONGTYPE not the record of a lock', 0) end
+elseif redis.pcall('PTTL', main) == -1 then -- ours expire
+  error('WRONGTYPE not the record of a lock', 0)
 end
 
 -- Almost always: nobody holds the key and nobody waits for it.
@@ -25,3 +28,8 @@ if expires <= now and not record[2] and not record[3] and kind == 'x1' then
   call('PEXPIRE', main, ARGV[4])
   return token
 end
+
+-- After a write that needs no memory the server lets all others pass. So ask
+-- first, with one that changes nothing.
+local full = redis.pcall('ZADD', KEYS[2], 'XX', 0, '')
+full = type(full) == 'table' and full.err

@@ -3,22 +3,25 @@ local life = tonumber(ARGV[6])
 -- A grant that is repeated counts as renewed.
 if holder == owner then
   if kind ~= 'x1' then return {2} end
-  if now + ARGV[2] > expires then expires = now + ARGV[2] end
-  ttl = ARGV[2]
+  if now + ARGV[2] > expires then
+    expires, ttl = now + ARGV[2], ARGV[2]
+  end
   keep() -- comes first, as it is allowed when memory is short
   write()
   return token
 end
 if kinds then
   local o = call('HGET', main, 'o' .. owner)
-  if o then
+  local ends = o and tonumber(call('ZSCORE', holders, owner) or nil)
+  if ends then
     if kind ~= kinds then return {2} end
-    local number, _, from = unpack(o)
-    local ends = tonumber(call('ZSCORE', holders, owner))
-    if now + ARGV[2] > ends then ends = now + ARGV[2] end
+    local number, life, from = unpack(o)
+    if now + ARGV[2] > ends then
+      ends, life = now + ARGV[2], ARGV[2]
+    end
     keep()
     call('ZADD', holders, string.format('%.0f', ends), owner)
-    call('HSET', main, 'o' .. owner, pack(number, ARGV[2], from, ARGV[3]))
+    call('HSET', main, 'o' .. owner, pack(number, life, from, ARGV[3]))
     keep()
     serve()
     return number
@@ -52,6 +55,7 @@ end
 local got, blocked = serve(owner)
 if got then return got end
 if not mine and not blocked and admits(kind) then
+  if full then error(full, 0) end
   return grant(owner, kind, ARGV[2], ARGV[3], now + ARGV[2])
 end
 
@@ -59,7 +63,8 @@ local ticket, position = 0, 0
 if mine then
   ticket = mine[1]
 elseif life > 0 then
-  if not waiting then call('ZREMRANGEBYRANK', queue, 0, -1) end
+  if full then error(full, 0) end
+  if not waiting then clear(queue) end
   ticket = number()
   call('ZADD', queue, string.format('%.0f', ticket), owner)
   call('PEXPIRE', queue, kept)

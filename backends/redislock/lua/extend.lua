@@ -2,14 +2,13 @@
 -- ARGV: how long the records are kept in ms, then for each grant: owner, token,
 -- TTL in us, and how long the record is kept after that, in ms.
 -- Returns for each: 1, or if it is not there 0, or 2 if somebody else holds the
--- key.
+-- key, or an error: one that cannot be renewed is no harm to the others.
 local call, pack, unpack = redis.call, cmsgpack.pack, cmsgpack.unpack
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 
-local answers = {}
 local count = (#ARGV - 1) / 4
-for i = 1, count do
+local function renew(i)
   local main = KEYS[(i - 1) * #KEYS / count + 1]
   local holders = main .. ':h'
   local owner, wanted, life, kept = ARGV[4 * i - 2], tonumber(ARGV[4 * i - 1]), ARGV[4 * i], ARGV[4 * i + 1]
@@ -17,46 +16,51 @@ for i = 1, count do
   local last, expires, token, ttl, since, channel, holder = 0, 0
   if record[1] then
     last, expires, token, ttl, since, channel, holder = unpack(record[1])
+    if expires ~= 0 and type(holder) ~= 'string' then error('WRONGTYPE not the record of a lock', 0) end
   end
-  local answer = 0
   if expires > now then
-    answer = 2
-    if holder == owner and token == wanted then
-      -- A clock that was set back must not make it longer than it can be.
-      if expires - now > tonumber(ttl) then expires = now + ttl end
-      if now + life >= expires then
-        expires = now + life
-      else
-        kept = string.format('%.0f', ARGV[1] + math.ceil((expires - now) / 1000))
-      end
-      -- This comes first, as it is allowed when memory is short.
-      call('PEXPIRE', main, kept)
-      call('HSET', main, 'h', pack(last, expires, token, life, since, channel, holder))
-      answer = 1
+    if holder ~= owner or token ~= wanted then return 2 end
+    -- A clock that was set back must not make it longer than it can be.
+    if expires - now > tonumber(ttl) then expires = now + ttl end
+    if now + life >= expires then
+      expires, ttl = now + life, life
+    else
+      kept = string.format('%.0f', ARGV[1] + math.ceil((expires - now) / 1000))
     end
-  elseif record[2] then
-    local longest = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
-    local ends = tonumber(call('ZSCORE', holders, owner) or 0)
-    local o = call('HGET', main, 'o' .. owner)
-    local number, before, from, ch
-    if o then number, before, from, ch = unpack(o) end
-    if ends > now and number == wanted then
-      if ends - now > tonumber(before) then ends = now + before end
-      if now + life > ends then ends = now + life end
-      if tonumber(longest) < ends then longest = ends end
-      kept = string.format('%.0f', ARGV[1] + math.ceil((longest - now) / 1000))
-      call('PEXPIRE', main, kept)
-      call('PEXPIRE', holders, kept)
-      call('ZADD', holders, string.format('%.0f', ends), owner)
-      call('HSET', main, 'o' .. owner, pack(number, life, from, ch))
-      answer = 1
-    elseif longest and tonumber(longest) > now then
-      answer = 2
-    end
+    -- This comes first, as it is allowed when memory is short.
+    call('PEXPIRE', main, kept)
+    call('HSET', main, 'h', pack(last, expires, token, ttl, since, channel, holder))
+    return 1
   end
-  if answer ~= 1 then
-    -- A replica refuses this, and may know less than its primary.
-    call('HDEL', main, '')
+  if not record[2] then return 0 end
+  local longest = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
+  local ends = tonumber(call('ZSCORE', holders, owner) or 0)
+  local o = call('HGET', main, 'o' .. owner)
+  local number, before, from, ch
+  if o then number, before, from, ch = unpack(o) end
+  if ends > now and number == wanted then
+    if ends - now > tonumber(before) then ends = now + before end
+    if now + life > ends then
+      ends, before = now + life, life
+    end
+    if tonumber(longest) < ends then longest = ends end
+    kept = string.format('%.0f', ARGV[1] + math.ceil((longest - now) / 1000))
+    call('PEXPIRE', main, kept)
+    call('PEXPIRE', holders, kept)
+    call('ZADD', holders, string.format('%.0f', ends), owner)
+    call('HSET', main, 'o' .. owner, pack(number, before, from, ch))
+    return 1
+  end
+  if longest and tonumber(longest) > now then return 2 end
+  return 0
+end
+
+local answers = {}
+for i = 1, count do
+  local ok, answer = pcall(renew, i)
+  if not ok then
+    if type(answer) == 'table' then answer = answer.err end
+    answer = {err = answer}
   end
   answers[i] = answer
 end

@@ -26,5 +26,8 @@ if kinds then
   end
 end
 serve()
-if #removed > 0 and last == before then write() end
+if #removed > 0 and last == before then
+  write()
+  if not record[1] then keep() end
+end
 return removed

@@ -25,5 +25,9 @@ for _, key in ipairs({queue, holders}) do
   try('ZCARD', key)
   try('ZREM', key, 'a')
 end
+if KEYS[4] then -- what a quorum uses besides
+  try('GET', KEYS[4])
+  try('SET', KEYS[4], '', 'PX', 1)
+end
 try('PUBLISH', ARGV[1], '')
 return refused

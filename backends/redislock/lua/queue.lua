@@ -12,7 +12,8 @@
 --              arrival, channel, wake
 -- KEYS[2] is the queue, owners by ticket, and KEYS[3] the holders counted in m,
 -- by expiry. All times are in us by the server's clock, which may be set: what
--- then seems to last longer than it can is cut to what it can last.
+-- then seems to last longer than it can is cut to what it can last. A TTL is
+-- therefore that of the renewal by which the expiry came about.
 --
 -- The first command changes nothing. A replica refuses it, so that nothing is
 -- answered which only a replica says.
@@ -37,10 +38,7 @@ if kinds then
     forget(id)
   end
   local first = call('ZRANGE', holders, 0, 0, 'WITHSCORES')
-  if not first[1] then
-    call('HDEL', main, 'm')
-    kinds = nil
-  else
+  if first[1] then
     local o = call('HGET', main, 'o' .. first[1])
     local _, life = 0, 0
     if o then _, life = unpack(o) end
@@ -56,7 +54,12 @@ if kinds then
           call('ZREM', holders, id)
         end
       end
+      first = call('ZRANGE', holders, 0, 0)
     end
+  end
+  if not first[1] then
+    call('HDEL', main, 'm')
+    kinds = nil
   end
 end
 
@@ -91,6 +94,15 @@ local function keep()
     call('PEXPIRE', holders, string.format('%.0f', kept + math.ceil((most - now) / 1000)))
   end
   call('PEXPIRE', main, string.format('%.0f', kept + math.ceil((most - now) / 1000)))
+end
+
+-- Removes what a record that has gone left at a key. It would expire: what does
+-- not is somebody else's.
+local function clear(key)
+  if call('ZCARD', key) > 0 then
+    if redis.pcall('PTTL', key) == -1 then error('WRONGTYPE not a part of a lock', 0) end
+    call('ZREMRANGEBYRANK', key, 0, -1)
+  end
 end
 
 local function drop(id)
@@ -137,7 +149,7 @@ local function grant(id, k, life, ch, ends)
     expires, token, ttl, since, channel, holder = ends, last, life, now, ch, id
   else
     if not kinds then
-      call('ZREMRANGEBYRANK', holders, 0, -1)
+      clear(holders)
       kinds = k
       call('HSET', main, 'm', k)
     end

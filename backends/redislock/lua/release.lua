@@ -11,6 +11,9 @@ local record = call('HMGET', main, 'h', 'q', 'm')
 local last, expires, token, ttl, since, channel, holder = 0, 0
 if record[1] then
   last, expires, token, ttl, since, channel, holder = unpack(record[1])
+  if expires ~= 0 and type(holder) ~= 'string' then error('WRONGTYPE not the record of a lock', 0) end
+elseif redis.pcall('PTTL', main) == -1 then -- ours expire
+  error('WRONGTYPE not the record of a lock', 0)
 end
 
 -- Almost always: it is held, and nobody waits for it.

@@ -24,5 +24,8 @@ elseif held then
   end
 end
 serve()
-if held and last == before then write() end
+if held and last == before then
+  write()
+  if not record[1] then keep() end
+end
 return 1

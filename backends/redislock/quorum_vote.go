@@ -1,0 +1,416 @@
+package redislock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/go-dlm/dlm/driver"
+)
+
+// Acquire implements [driver.Backend].
+func (q *Quorum) Acquire(ctx context.Context, req driver.Request) (driver.Lease, error) {
+	switch {
+	case req.Mode != driver.Exclusive || req.Limit != 1:
+		return driver.Lease{}, fmt.Errorf("redislock: shared locks and permits on a quorum: %w", errors.ErrUnsupported)
+	case req.TTL > q.opts.MaxTTL:
+		return driver.Lease{}, invalidf("ttl is %v, must be at most QuorumOptions.MaxTTL, %v", req.TTL, q.opts.MaxTTL)
+	}
+	if err := q.enter(ctx); err != nil {
+		return driver.Lease{}, err
+	}
+	for attempt := 1; ; attempt++ {
+		v, err := q.vote(ctx, &req)
+		if err != nil || v.won {
+			return driver.Lease{Key: req.Key, Owner: req.Owner, Token: v.token, TTL: req.TTL, Mode: req.Mode}, err
+		}
+		if !v.again || attempt == maxVotes {
+			return driver.Lease{}, v.held(q)
+		}
+		// Others have stood in our way who are gone, or stand behind us now.
+		pause(ctx, rand.N(time.Duration(attempt)*votePause))
+	}
+}
+
+const (
+	// maxVotes is how often an acquisition votes in one call, while nobody has
+	// a majority.
+	maxVotes = 4
+	// votePause bounds the pause before the second vote, and by how much each
+	// later one may be longer.
+	votePause = 2 * time.Millisecond
+)
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// vote is what an acquisition has heard from the nodes.
+type vote struct {
+	granted []grantOn
+	refused []refusal
+	// doubtful are the nodes of which it is not known what they did.
+	doubtful []*node
+	errs     []error
+
+	won   bool
+	token int64
+	// again says that it is worth voting again at once.
+	again bool
+}
+
+type grantOn struct {
+	node  *node
+	token int64
+}
+
+type refusal struct {
+	node      *node
+	holder    string
+	token     int64
+	remaining time.Duration
+	position  int
+	place     int64
+}
+
+func (q *Quorum) ticketLife() time.Duration { return q.opts.LivenessWindow / 4 * 3 }
+
+// acquire asks one node for the key.
+func (q *Quorum) acquire(ctx context.Context, n *node, req *driver.Request, wanted, attempt int64) (any, error) {
+	var life time.Duration
+	if req.Enqueue {
+		life = q.ticketLife()
+	}
+	return n.run(ctx, call{
+		script: quorumAcquireScript,
+		keys:   append(q.keys(req.Key), q.markKey()),
+		args: []any{
+			req.Owner, micros(req.TTL), channel(q.opts.Prefix, req.Manager), q.kept(max(req.TTL, 2*life)), micros(life),
+			wanted, attempt, q.quarantine(),
+		},
+		owner: req.Owner,
+	})
+}
+
+// vote asks all nodes for the key, and leaves no grant behind unless a majority
+// has granted it.
+func (q *Quorum) vote(ctx context.Context, req *driver.Request) (*vote, error) {
+	timeout, wanted, attempt := q.nodeTimeout(req.TTL), q.clock.guess(), q.attempts.Add(1)
+	r := q.ask(ctx, timeout, q.nodes, func(ctx context.Context, n *node) (any, error) {
+		return q.acquire(ctx, n, req, wanted, attempt)
+	})
+	v := &vote{}
+	for !v.decided(q.majority, r.left) {
+		a, ok := r.next(ctx)
+		if !ok {
+			break
+		}
+		q.count(v, a)
+	}
+	v.won = len(v.granted) >= q.majority && q.agree(ctx, timeout, v, req)
+	if v.won {
+		q.afterWin(r, v, req, attempt)
+		return v, nil
+	}
+	return v, q.afterLoss(ctx, r, v, req, wanted, attempt)
+}
+
+// decided says that the key was granted by a majority, or refused by so many
+// that it cannot be, or that no answer is left.
+func (v *vote) decided(majority, left int) bool {
+	granted, refused := len(v.granted), len(v.refused)
+	return left == 0 || granted >= majority || granted+left < majority && granted+refused >= majority
+}
+
+// count takes a node's answer to the question for the key.
+func (q *Quorum) count(v *vote, a answer) {
+	if a.err != nil {
+		v.errs = append(v.errs, fmt.Errorf("node %d: %w", a.node.index, a.err))
+		if !errors.Is(a.err, driver.ErrNotApplied) && !errors.Is(a.err, driver.ErrInvalid) {
+			v.doubtful = append(v.doubtful, a.node)
+		}
+		return
+	}
+	f := fields{list: asList(a.reply)}
+	what, now := f.int(), f.int()
+	switch what {
+	case 1:
+		v.granted = append(v.granted, grantOn{a.node, f.int()})
+	case 0:
+		v.refused = append(v.refused, refusal{
+			node: a.node, holder: f.string(), token: f.int(), remaining: f.micros(), position: int(f.int()), place: f.int(),
+		})
+	case 2:
+		// It may have granted the key to somebody and have forgotten it.
+		v.refused = append(v.refused, refusal{node: a.node, remaining: f.micros()})
+	}
+	if f.err != nil {
+		v.errs = append(v.errs, fmt.Errorf("node %d: %w", a.node.index, f.err))
+		return
+	}
+	q.clock.heard(now)
+}
+
+// agree makes a majority remember the largest of its tokens before anybody is
+// given it: then every later majority has a node that gives a larger one.
+func (q *Quorum) agree(ctx context.Context, timeout time.Duration, v *vote, req *driver.Request) bool {
+	for _, g := range v.granted {
+		v.token = max(v.token, g.token)
+	}
+	var differ []*node
+	for _, g := range v.granted {
+		if g.token != v.token {
+			differ = append(differ, g.node)
+		}
+	}
+	if len(differ) == 0 {
+		return true
+	}
+	agreed := len(v.granted) - len(differ)
+	r := q.ask(ctx, timeout, differ, func(ctx context.Context, n *node) (any, error) {
+		return q.setToken(ctx, n, req, v.token)
+	})
+	for agreed < q.majority {
+		a, ok := r.next(ctx)
+		if !ok {
+			return false
+		}
+		if n, _ := a.reply.(int64); a.err == nil && n == 1 {
+			agreed++
+		}
+	}
+	return true
+}
+
+func (q *Quorum) setToken(ctx context.Context, n *node, req *driver.Request, token int64) (any, error) {
+	return n.run(ctx, call{script: quorumTokenScript, keys: q.keys(req.Key), args: []any{req.Owner, token}, owner: req.Owner})
+}
+
+// afterWin deals with the nodes that have not granted the key to the winner:
+// one that refused forgets the ticket, and one that answers late is brought in
+// line.
+func (q *Quorum) afterWin(r *round, v *vote, req *driver.Request, attempt int64) {
+	ctx, timeout := context.Background(), q.nodeTimeout(req.TTL)
+	forget := func(v *vote) {
+		for _, refusal := range v.refused {
+			if refusal.place != 0 {
+				q.settle(ctx, timeout, []*node{refusal.node}, req, attempt, 0)
+			}
+		}
+	}
+	if slices.ContainsFunc(v.refused, func(r refusal) bool { return r.place != 0 }) {
+		q.rounds.Go(func() { forget(v) })
+	}
+	if r.left == 0 {
+		return
+	}
+	s := q.watch(req.Owner)
+	q.rest(r, func(a answer) {
+		var late vote
+		q.count(&late, a)
+		forget(&late)
+		for _, g := range late.granted {
+			if g.token != v.token {
+				ctx, cancel := context.WithTimeout(ctx, timeout)
+				_, _ = q.setToken(ctx, g.node, req, v.token)
+				cancel()
+			}
+			q.tidy(s, g.node, driver.Lease{Key: req.Key, Owner: req.Owner, Token: v.token})
+		}
+	}, func() { q.unwatch(req.Owner, s) })
+}
+
+// tooFewError says that less than a majority of the nodes answered.
+type tooFewError struct {
+	answered, nodes int
+	errs            []error
+}
+
+func (e *tooFewError) Error() string {
+	s := fmt.Sprintf("redislock: %d of %d nodes answered", e.answered, e.nodes)
+	for _, err := range e.errs {
+		s += "; " + err.Error()
+	}
+	if e.answered+len(e.errs) < e.nodes {
+		s += "; no reply from the others yet"
+	}
+	return s
+}
+
+// Unwrap returns the errors of the nodes if no other node is left that could do
+// what these cannot. What one node says is not what the quorum says.
+func (e *tooFewError) Unwrap() []error {
+	if len(e.errs) == e.nodes {
+		for _, kind := range []error{driver.ErrInvalid, driver.ErrNotApplied, driver.ErrClosed} {
+			if !slices.ContainsFunc(e.errs, func(err error) bool { return !errors.Is(err, kind) }) {
+				return e.errs
+			}
+		}
+	}
+	return nil
+}
+
+func (q *Quorum) tooFew(answered int, errs []error) error {
+	return &tooFewError{answered: answered, nodes: len(q.nodes), errs: errs}
+}
+
+// afterLoss gives back what some nodes have granted though a majority has not.
+func (q *Quorum) afterLoss(ctx context.Context, r *round, v *vote, req *driver.Request, wanted, attempt int64) error {
+	timeout := q.nodeTimeout(req.TTL)
+	giveBack := func(v *vote) {
+		for _, n := range v.doubtful {
+			q.settle(context.Background(), timeout, []*node{n}, req, attempt, asItIs)
+		}
+	}
+	q.rest(r, func(a answer) {
+		var late vote
+		q.count(&late, a)
+		for _, g := range late.granted {
+			late.doubtful = append(late.doubtful, g.node)
+		}
+		giveBack(&late)
+	}, nil)
+	if len(v.doubtful) > 0 {
+		q.rounds.Go(func() { giveBack(v) })
+	}
+	place := int64(0)
+	if req.Enqueue {
+		place = v.place(wanted)
+	}
+	if nodes := v.unsettled(place); len(nodes) > 0 {
+		v.again = q.settle(ctx, timeout, nodes, req, attempt, place) >= q.majority || v.split(q.majority)
+	}
+	switch {
+	case len(v.granted)+len(v.refused) < q.majority:
+		err := q.tooFew(len(v.granted)+len(v.refused), v.errs)
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
+		return err
+	case ctx.Err() != nil:
+		return fmt.Errorf("redislock: %w: %w", errNoReply, ctx.Err())
+	}
+	return nil
+}
+
+// asItIs leaves a waiter's place in the queue alone.
+const asItIs = -1
+
+// place is where a waiter stands on all nodes from now on: at the largest of its
+// places, so that those who came later stand behind it everywhere.
+func (v *vote) place(wanted int64) int64 {
+	place := int64(0)
+	for _, r := range v.refused {
+		place = max(place, r.place)
+	}
+	if place == 0 {
+		place = wanted
+	}
+	for _, g := range v.granted {
+		if place == 0 {
+			place = g.token
+		}
+	}
+	return max(place, 1)
+}
+
+// unsettled are the nodes that have granted the key, and those on which the
+// waiter stands at another place.
+func (v *vote) unsettled(place int64) []*node {
+	var nodes []*node
+	for _, g := range v.granted {
+		nodes = append(nodes, g.node)
+	}
+	for _, r := range v.refused {
+		if r.place != 0 && r.place != place {
+			nodes = append(nodes, r.node)
+		}
+	}
+	return nodes
+}
+
+// split says that the key was refused though nobody has a majority either, as
+// when several ask at the same time.
+func (v *vote) split(majority int) bool {
+	by := make(map[string]int)
+	for _, r := range v.refused {
+		if r.holder != "" {
+			by[r.holder]++
+		}
+		if by[r.holder] >= majority {
+			return false
+		}
+	}
+	return len(v.granted) > 0
+}
+
+// settle gives back what nodes have granted in this or an earlier attempt, and
+// gives the waiter its place. It returns how many of the nodes would grant the
+// key now.
+func (q *Quorum) settle(
+	ctx context.Context, timeout time.Duration, nodes []*node, req *driver.Request, attempt, place int64,
+) int {
+	r := q.ask(ctx, timeout, nodes, func(ctx context.Context, n *node) (any, error) {
+		if err := n.calls.await(ctx, req.Owner); err != nil {
+			return nil, err
+		}
+		return n.run(ctx, call{
+			script: quorumSettleScript,
+			keys:   q.keys(req.Key),
+			args: []any{
+				req.Owner, attempt, place, micros(q.ticketLife()), channel(q.opts.Prefix, req.Manager), q.kept(2 * q.ticketLife()),
+			},
+			owner: req.Owner,
+		})
+	})
+	free := 0
+	for {
+		a, ok := r.next(ctx)
+		if !ok {
+			return free
+		}
+		if n, _ := a.reply.(int64); a.err == nil && n == 1 {
+			free++
+		}
+	}
+}
+
+// held is the refusal of the majority.
+func (v *vote) held(q *Quorum) error {
+	held := &driver.HeldError{}
+	by := make(map[string]int)
+	remaining := make([]time.Duration, 0, len(v.refused))
+	var positions []int
+	for _, r := range v.refused {
+		if r.holder != "" {
+			if by[r.holder]++; by[r.holder] > by[held.Holder] || held.Holder == "" {
+				held.Holder, held.Token = r.holder, r.token
+			}
+		}
+		remaining = append(remaining, r.remaining)
+		if r.position > 0 {
+			positions = append(positions, r.position)
+		}
+	}
+	for range v.granted {
+		remaining = append(remaining, 0)
+		positions = append(positions, 1)
+	}
+	slices.Sort(remaining)
+	slices.Sort(positions)
+	if len(remaining) >= q.majority {
+		held.Remaining = remaining[q.majority-1]
+	}
+	if len(positions) > 0 {
+		held.Position = positions[len(positions)/2]
+	}
+	return held
+}

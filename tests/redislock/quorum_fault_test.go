@@ -1,0 +1,524 @@
+package redislock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-dlm/dlm"
+	"github.com/go-dlm/dlm/backends/redislock"
+	"github.com/go-dlm/dlm/driver"
+	"github.com/go-dlm/dlm/tests/servers"
+)
+
+// nodes is a quorum of servers, each with a proxy before it.
+type nodes struct {
+	t       *testing.T
+	servers []*servers.Redis
+	proxies []*servers.Proxy
+	prefix  string
+}
+
+func startNodes(t *testing.T, n int, cfg *servers.RedisConfig) *nodes {
+	t.Helper()
+	q := &nodes{t: t, servers: servers.StartMasters(t, n, cfg), prefix: newPrefix()}
+	for _, s := range q.servers {
+		q.proxies = append(q.proxies, servers.StartProxy(t, s.Addr()))
+	}
+	return q
+}
+
+// clients returns a client for each node.
+func (q *nodes) clients() []redis.UniversalClient {
+	var list []redis.UniversalClient
+	for _, p := range q.proxies {
+		c := redis.NewClient(&redis.Options{Addr: p.Addr(), DialerRetries: 1, MaxRetries: -1})
+		q.t.Cleanup(func() { c.Close() })
+		list = append(list, c)
+	}
+	return list
+}
+
+func (q *nodes) options() *redislock.QuorumOptions {
+	return &redislock.QuorumOptions{Prefix: q.prefix, LivenessWindow: window, MaxTTL: 5 * time.Second}
+}
+
+func (q *nodes) backend() *redislock.Quorum {
+	q.t.Helper()
+	b, err := redislock.NewQuorum(q.clients(), q.options())
+	if err != nil {
+		q.t.Fatal(err)
+	}
+	q.t.Cleanup(func() { b.Close() })
+	return b
+}
+
+func (q *nodes) manager(cfg *dlm.LockConfig) *dlm.Manager {
+	q.t.Helper()
+	m, err := redislock.NewQuorumLockManager(q.clients(), cfg, q.options())
+	if err != nil {
+		q.t.Fatal(err)
+	}
+	q.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_ = m.Close(ctx)
+	})
+	return m
+}
+
+// holds says whether a node has a grant on the key.
+func (q *nodes) holds(node int, key string) bool {
+	q.t.Helper()
+	reply := q.servers[node].MustDo("HGET", record(q.prefix, key), "h")
+	h, ok := reply.(string)
+	// A record that is free has a last token and a zero.
+	return ok && len(h) > 12
+}
+
+func TestQuorumRefusesSetups(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 3, nil)
+	c := q.clients()
+	other := redis.NewClient(&redis.Options{Addr: q.servers[0].Addr()})
+	t.Cleanup(func() { other.Close() })
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{q.servers[0].Addr()}})
+	t.Cleanup(func() { cluster.Close() })
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": q.servers[0].Addr()}})
+	t.Cleanup(func() { ring.Close() })
+	for _, tc := range []struct {
+		name    string
+		clients []redis.UniversalClient
+		opts    *redislock.QuorumOptions
+		want    error
+	}{
+		{"none", nil, nil, driver.ErrInvalid},
+		{"one", c[:1], nil, driver.ErrInvalid},
+		{"two", c[:2], nil, driver.ErrInvalid},
+		{"four", append(c[:3:3], other), nil, driver.ErrInvalid},
+		{"a nil one", []redis.UniversalClient{c[0], nil, c[1]}, nil, driver.ErrInvalid},
+		{"one client twice", []redis.UniversalClient{c[0], c[1], c[0]}, nil, driver.ErrInvalid},
+		{"a cluster", []redis.UniversalClient{c[0], c[1], cluster}, nil, errors.ErrUnsupported},
+		{"a ring", []redis.UniversalClient{c[0], c[1], ring}, nil, errors.ErrUnsupported},
+		{"braces", c, &redislock.QuorumOptions{Prefix: "{a}"}, driver.ErrInvalid},
+		{"node time-out", c, &redislock.QuorumOptions{NodeTimeout: time.Hour}, driver.ErrInvalid},
+		{"longest TTL", c, &redislock.QuorumOptions{MaxTTL: time.Millisecond}, driver.ErrInvalid},
+	} {
+		if _, err := redislock.NewQuorum(tc.clients, tc.opts); !errors.Is(err, tc.want) {
+			t.Errorf("%s: %v, want %v", tc.name, err, tc.want)
+		}
+	}
+
+	// Two names of one server are found out at the first call.
+	b, err := redislock.NewQuorum([]redis.UniversalClient{c[0], c[1], other}, q.options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	for range 2 {
+		_, err = b.Acquire(t.Context(), request("k", "a", time.Second))
+		if e, ok := errors.AsType[*redislock.ServerError](err); !ok || e.Problem != redislock.ProblemSameServer || !errors.Is(err, driver.ErrInvalid) {
+			t.Errorf("one server twice: %v", err)
+		}
+	}
+
+	// What a quorum cannot do is refused.
+	full := q.backend()
+	req := request("k", "a", time.Second)
+	req.Mode = driver.Shared
+	if _, err := full.Acquire(t.Context(), req); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("shared: %v", err)
+	}
+	req = request("k", "a", time.Second)
+	req.Limit = 2
+	if _, err := full.Acquire(t.Context(), req); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("permits: %v", err)
+	}
+	if _, err := full.Acquire(t.Context(), request("k", "a", time.Minute)); !errors.Is(err, driver.ErrInvalid) {
+		t.Errorf("TTL above MaxTTL: %v", err)
+	}
+}
+
+func request(key, owner string, ttl time.Duration) driver.Request {
+	return driver.Request{Key: key, Owner: owner, TTL: ttl, Limit: 1}
+}
+
+// A minority that hangs, is dead or is cut off does not keep anybody waiting,
+// and takes part again when it is back.
+func TestQuorumMinorityAway(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		away func(q *nodes, n int)
+		back func(q *nodes, n int)
+	}{
+		{"stopped", func(q *nodes, n int) { q.servers[n].Pause() }, func(q *nodes, n int) { q.servers[n].Resume() }},
+		{"dead", func(q *nodes, n int) { q.servers[n].Kill() }, func(q *nodes, n int) { q.servers[n].Restart() }},
+		{"cut off", func(q *nodes, n int) { q.proxies[n].Blackhole() }, func(q *nodes, n int) { q.proxies[n].Resume() }},
+		{"reset", func(q *nodes, n int) { q.proxies[n].Refuse() }, func(q *nodes, n int) { q.proxies[n].Resume() }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			q := startNodes(t, 5, &servers.RedisConfig{Persist: true})
+			m := q.manager(nil)
+			held, err := m.AcquireLock(t.Context(), "held", 3*time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tc.away(q, 1)
+			tc.away(q, 3)
+			last := int64(0)
+			for range 20 {
+				l, err := m.AcquireLock(t.Context(), "k", 3*time.Second)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if l.Token <= last {
+					t.Errorf("token %d after %d", l.Token, last)
+				}
+				last = l.Token
+				if err := l.Release(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before := held.Deadline()
+			eventually(t, "the lock is renewed", func() bool { return held.Deadline().After(before) })
+			tc.back(q, 1)
+			tc.back(q, 3)
+			eventually(t, "the nodes have the lock again", func() bool { return q.holds(1, "held") && q.holds(3, "held") })
+			if err := held.Err(); err != nil {
+				t.Fatal(err)
+			}
+			if err := held.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// QUO2: nodes that are restarted without their data, one after another, are
+// given the lock again, and nobody else gets it meanwhile.
+func TestQuorumRollingRestart(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 3, nil)
+	m, rival := q.manager(nil), q.manager(nil)
+	l, err := m.AcquireLock(t.Context(), "k", 3*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range q.servers {
+		q.servers[n].Kill()
+		q.servers[n].Restart()
+		if _, err := rival.TryLock(t.Context(), "k", time.Second); !errors.Is(err, dlm.ErrHeld) {
+			t.Fatalf("a rival: %v", err)
+		}
+		eventually(t, "the node has the lock again", func() bool { return q.holds(n, "k") })
+	}
+	if err := l.Err(); err != nil {
+		t.Fatal(err)
+	}
+	// Two at once are a majority: the lock is lost, and says so.
+	q.servers[0].Kill()
+	q.servers[1].Kill()
+	q.servers[0].Restart()
+	q.servers[1].Restart()
+	select {
+	case <-l.Done():
+	case <-time.After(patience):
+		t.Fatal("the loss was not told")
+	}
+	if err := l.Err(); !errors.Is(err, dlm.ErrLost) {
+		t.Errorf("%v, want a loss", err)
+	}
+	token := l.Token
+	next, err := rival.AcquireLock(t.Context(), "k", time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if next.Token <= token {
+		t.Errorf("token %d after %d", next.Token, token)
+	}
+	if err := next.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A node that has lost its data does not help a rival to a majority before all
+// that it may have granted has run out.
+func TestQuorumForgetfulNode(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 3, nil)
+	a, b := q.backend(), q.backend()
+	for _, backend := range []*redislock.Quorum{a, b} {
+		lease, err := backend.Acquire(t.Context(), request("first", "x", time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := backend.Release(t.Context(), lease); err != nil {
+			t.Fatal(err)
+		}
+	}
+	q.servers[2].Pause()
+	lease, err := a.Acquire(t.Context(), request("k", "a", 4*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	granted := time.Now()
+	q.servers[1].Kill()
+	q.servers[1].Restart()
+	q.servers[2].Resume()
+	for {
+		rival, err := b.Acquire(t.Context(), request("k", "b", time.Second))
+		if err == nil {
+			if time.Since(granted) < lease.TTL {
+				t.Fatalf("granted to a rival after %v", time.Since(granted))
+			}
+			if rival.Token <= lease.Token {
+				t.Errorf("token %d after %d", rival.Token, lease.Token)
+			}
+			break
+		}
+		if !errors.Is(err, driver.ErrHeld) && !errors.Is(err, driver.ErrNotApplied) {
+			t.Logf("meanwhile: %v", err)
+		}
+		if time.Since(granted) > patience {
+			t.Fatal("the node never votes again")
+		}
+		time.Sleep(20 * time.Millisecond) // between two questions of a rival
+	}
+}
+
+// QUO5: a majority that answers so late that the TTL is over is no success.
+func TestQuorumTooSlow(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 3, nil)
+	m := q.manager(&dlm.LockConfig{MaxRetries: 1, RetryInterval: time.Millisecond})
+	l, err := m.AcquireLock(t.Context(), "k", time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range q.proxies {
+		p.Delay(servers.Down, 600*time.Millisecond)
+	}
+	if l, err := m.AcquireLock(t.Context(), "k", 500*time.Millisecond); err == nil {
+		t.Errorf("granted until %v", time.Until(l.Deadline()))
+	}
+	for _, p := range q.proxies {
+		p.Delay(servers.Down, 0)
+	}
+	eventually(t, "nothing is left", func() bool {
+		l, err := m.TryLock(t.Context(), "k", time.Second)
+		if err != nil {
+			return false
+		}
+		return l.Release(t.Context()) == nil
+	})
+}
+
+// QUO9: a lock that lies on a majority only is released without complaint.
+func TestQuorumReleasePart(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 5, nil)
+	b := q.backend()
+	if _, err := b.Inspect(t.Context(), "k"); err != nil { // all nodes are known
+		t.Fatal(err)
+	}
+	q.servers[0].Kill()
+	q.servers[1].Kill()
+	lease, err := b.Acquire(t.Context(), request("k", "a", 5*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.servers[0].Restart()
+	q.servers[1].Restart()
+	if err := b.Release(t.Context(), lease); err != nil {
+		t.Error(err)
+	}
+	for n := range q.servers {
+		if q.holds(n, "k") {
+			t.Errorf("node %d still has the grant", n)
+		}
+	}
+}
+
+// QUO8: a node that cannot be used does not hinder the others, and takes part as
+// soon as it can.
+func TestQuorumOneBadNode(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 3, nil)
+	q.servers[2].MustDo("CONFIG", "SET", "requirepass", "secret")
+	m := q.manager(nil)
+	l, err := m.AcquireLock(t.Context(), "k", 3*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := redis.NewClient(&redis.Options{Addr: q.servers[2].Addr(), Password: "secret"})
+	defer c.Close()
+	if err := c.ConfigSet(t.Context(), "requirepass", "").Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the node has the lock", func() bool { return q.holds(2, "k") })
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Many who wait are all served, also when they come from several managers.
+func TestQuorumCrowd(t *testing.T) {
+	t.Parallel()
+	const waiters = 200
+	q := startNodes(t, 5, nil)
+	managers := []*dlm.Manager{q.manager(nil), q.manager(nil), q.manager(nil), q.manager(nil)}
+	var inside, served atomic.Int32
+	var wg sync.WaitGroup
+	for i := range waiters {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+			defer cancel()
+			l, err := managers[i%len(managers)].AcquireLock(ctx, "k", 5*time.Second)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if inside.Add(1) != 1 {
+				t.Error("two are inside")
+			}
+			inside.Add(-1)
+			served.Add(1)
+			if err := l.Release(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if served.Load() != waiters {
+		t.Errorf("%d of %d were served", served.Load(), waiters)
+	}
+}
+
+// chaosTime is for how long the nodes are broken.
+func chaosTime(t *testing.T) time.Duration {
+	text := os.Getenv("DLM_TEST_CHAOS")
+	if text == "" {
+		return 5 * time.Second
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatalf("DLM_TEST_CHAOS: %v", err)
+	}
+	return d
+}
+
+// Up to two of five nodes are killed, stopped or cut off all the time, while
+// clients take locks. Nobody holds a key together with somebody else, tokens
+// rise, and most acquisitions succeed.
+func TestQuorumChaos(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 5, &servers.RedisConfig{Persist: true})
+	const clients, keys = 8, 2
+	managers := make([]*dlm.Manager, 4)
+	for i := range managers {
+		managers[i] = q.manager(nil)
+		l, err := managers[i].AcquireLock(t.Context(), "first", time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type holding struct {
+		sync.Mutex
+		lock  *dlm.Lock
+		token int64
+	}
+	var held [keys]holding
+	var tried, got, lost atomic.Int64
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var wg sync.WaitGroup
+	for i := range clients {
+		wg.Go(func() {
+			m := managers[i%len(managers)]
+			for ctx.Err() == nil {
+				n := rand.N(keys)
+				h, key := &held[n], fmt.Sprint("k", n)
+				tried.Add(1)
+				actx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+				l, err := m.AcquireLock(actx, key, 2*time.Second)
+				cancel()
+				if err != nil {
+					t.Logf("acquire: %v", err)
+					continue
+				}
+				got.Add(1)
+				h.Lock()
+				if h.lock != nil && time.Now().Before(h.lock.Deadline()) {
+					t.Errorf("token %d is granted while %d is held until %v", l.Token, h.token, h.lock.Deadline())
+				}
+				if l.Token <= h.token {
+					t.Errorf("token %d after %d", l.Token, h.token)
+				}
+				h.lock, h.token = l, l.Token
+				h.Unlock()
+				select {
+				case <-time.After(rand.N(5 * time.Millisecond)): // what the lock is for
+				case <-l.Done():
+					lost.Add(1)
+				}
+				h.Lock()
+				if h.lock == l {
+					h.lock = nil
+				}
+				h.Unlock()
+				rctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+				_ = l.Release(rctx)
+				cancel()
+			}
+		})
+	}
+	end := time.Now().Add(chaosTime(t))
+	for round := 0; time.Now().Before(end); round++ {
+		a := rand.N(5)
+		b := (a + 1 + rand.N(4)) % 5
+		var heal []func()
+		for _, n := range []int{a, b} {
+			switch rand.N(4) {
+			case 0:
+				q.servers[n].Kill()
+				heal = append(heal, func() { q.servers[n].Restart() })
+			case 1:
+				q.servers[n].Pause()
+				heal = append(heal, func() { q.servers[n].Resume() })
+			case 2:
+				q.proxies[n].Blackhole()
+				heal = append(heal, func() { q.proxies[n].Resume() })
+			case 3:
+				q.proxies[n].Refuse()
+				heal = append(heal, func() { q.proxies[n].Resume() })
+			}
+		}
+		time.Sleep(200*time.Millisecond + rand.N(time.Second)) // the length of the fault
+		for _, f := range heal {
+			f()
+		}
+		time.Sleep(rand.N(300 * time.Millisecond))
+	}
+	stop()
+	wg.Wait()
+	t.Logf("%d acquisitions, %d within 5s: %.3f %%, %d lost", tried.Load(), got.Load(), 100*float64(got.Load())/float64(max(tried.Load(), 1)), lost.Load())
+	if got.Load() == 0 {
+		t.Error("nothing was granted")
+	}
+}
