@@ -17,6 +17,7 @@ BENCH ?= .
 BENCHTIME ?= 1s
 FUZZTIME ?= 30s
 COUNT ?=
+ARGS ?=
 
 .PHONY: help
 help: ## list the targets
@@ -34,21 +35,29 @@ check: lint arch tidy modules ## everything that can be said without running the
 # than there are cores run side by side.
 race := -race -gcflags=modernc.org/sqlite/lib=-race=false -parallel 4
 
+.PHONY: servers
+servers: # install the servers that the tests start, as far as they are missing
+	@scripts/install-servers.sh
+
 .PHONY: test
-test: ## all tests of all modules, with the race detector
-	go test $(race) -timeout 10m work
+test: servers ## all tests of all modules, with the race detector
+	go test $(race) -timeout 20m work
 
 .PHONY: race
-race: ## all tests again and again in random order; COUNT=5
+race: servers ## all tests again and again in random order; COUNT=5
 	go test $(race) -timeout 60m -count $(or $(COUNT),5) -shuffle on work
 
 .PHONY: conformance
-conformance: ## a backend's conformance suite under the race detector; B=memory|sqlite COUNT=1
+conformance: servers ## a backend's conformance suite under the race detector; B=memory|sqlite|redis|… COUNT=1
 	@scripts/conformance.sh '$(B)' '$(or $(COUNT),1)' $(race)
 
 .PHONY: bench
-bench: ## all benchmarks; BENCH=regexp BENCHTIME=1s COUNT=1
+bench: servers ## all benchmarks; BENCH=regexp BENCHTIME=1s COUNT=1; or beside the peers: B=redis ARGS='-w 1,2'
+ifeq ($(B),)
 	go test -run '^$$' -bench '$(BENCH)' -benchtime '$(BENCHTIME)' -benchmem -count $(or $(COUNT),1) -timeout 60m work
+else
+	go run ./tests/bench -b '$(B)' $(ARGS)
+endif
 
 .PHONY: fuzz
 fuzz: ## every fuzz test in turn; FUZZTIME=30s

@@ -5,18 +5,23 @@ cd "$(dirname "$0")/.."
 
 backend=${1:-}
 count=${2:-1}
+test=TestConformance
 case $backend in
 memory) dir=memlock ;;
+redis) dir=tests/redislock test=TestConformanceSingle ;;
+redis-sentinel) dir=tests/redislock test='TestConformanceSentinel.*' ;;
+redis-cluster) dir=tests/redislock test='TestConformanceCluster.*' ;;
+redis-quorum) dir=tests/redislock test=TestConformanceQuorum ;;
 *) dir=backends/${backend}lock ;;
 esac
 if [[ -z $backend || ! -d $dir ]]; then
-	echo "conformance: no backend '$backend', try B=memory or B=sqlite" >&2
+	echo "conformance: no backend '$backend', try B=memory, sqlite, redis, redis-sentinel, redis-cluster, redis-quorum" >&2
 	exit 2
 fi
 # A suite that is not there must not count as passed.
-if ! grep -qs '^func TestConformance(' "$dir"/*_test.go; then
-	echo "conformance: $dir has no TestConformance" >&2
+if ! grep -qsE "^func $test\\(" "$dir"/*_test.go; then
+	echo "conformance: $dir has no $test" >&2
 	exit 1
 fi
 set -x
-go test "${@:3}" -timeout 60m -count "$count" -run '^TestConformance$' "./$dir"
+go test "${@:3}" -timeout 60m -count "$count" -run "^$test\$" "./$dir"
