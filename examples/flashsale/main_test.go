@@ -39,6 +39,11 @@ func TestSale(t *testing.T) {
 			[]string{"-processes", "3", "-stock", "50", "-buyers", "30"},
 			result{Stock: 50, Buyers: 30, tally: tally{Tried: 33, Sold: 30, Refused: 3}},
 		},
+		{
+			"several items, of which one is not wanted by enough",
+			[]string{"-processes", "3", "-items", "3", "-stock", "31", "-buyers", "30"},
+			result{Stock: 31, Buyers: 30, tally: tally{Tried: 33, Sold: 30, Refused: 3}},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -85,7 +90,7 @@ func TestKilled(t *testing.T) {
 
 func TestUsage(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"-processes", "0"}, {"-stock", "0"}, {"-buyers", "0"}, {"-nonsense"}, {"extra"}} {
+	for _, args := range [][]string{{"-processes", "0"}, {"-items", "0"}, {"-stock", "0"}, {"-buyers", "0"}, {"-nonsense"}, {"extra"}} {
 		if r := programtest.Run(t, args...); r.Code == 0 || r.Stderr == "" || r.Stdout != "" {
 			t.Errorf("%q: %+v", args, r)
 		}
