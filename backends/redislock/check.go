@@ -926,7 +926,7 @@ func (c *check) userName(ctx context.Context) string {
 // aclCommands are what a user needs who may do nothing else: the commands of the
 // scripts, those of this package and of the client, and what a check asks.
 var aclCommands = []string{
-	"eval", "evalsha", "time", "hget", "hmget", "hset", "hdel", "pexpire",
+	"eval", "evalsha", "time", "hget", "hmget", "hset", "hdel", "pexpire", "pttl",
 	"zadd", "zcard", "zrange", "zrangebyscore", "zrank", "zrem", "zremrangebyrank", "zscore",
 	"publish", "subscribe", "ping", "scan", "info", "config|get", "client|info", "acl|whoami",
 }

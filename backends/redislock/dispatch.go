@@ -63,8 +63,8 @@ type dispatcher struct {
 	flushes map[*flush]struct{}
 	slow    time.Time // until then no call is made directly
 	slowFor time.Duration
-	// adrift are the acquisitions that were given up after they had been sent,
-	// by owner, until they are answered or have failed.
+	// adrift are the calls with an owner that were given up after they had been
+	// sent, and all tracked ones, until they are answered or have failed.
 	adrift map[string][]*call
 }
 
@@ -81,10 +81,14 @@ type call struct {
 	args   []any
 	// ack says that the replicas have to acknowledge it.
 	ack bool
-	// owner is set for acquisitions.
-	owner string
-	// once says that the call must not be repeated without the caller knowing.
-	once bool
+	// owner is set for acquisitions and what else must not arrive behind the
+	// withdrawal: that waits for those that were given up, and with tracked for
+	// all that are on their way.
+	owner   string
+	tracked bool
+	// repeated says that the call was made before and not answered, so that its
+	// answer may be to what it did then.
+	repeated bool
 
 	queued bool // guarded by dispatcher.mu
 	cmd    command
@@ -140,14 +144,24 @@ func (d *dispatcher) do(c *call) (reply any, acked int, err error) {
 	}
 	c.ack = c.ack && d.replicas > 0
 	d.mu.Lock()
+	if c.tracked {
+		c.done = make(chan struct{})
+		d.adrift[c.owner] = append(d.adrift[c.owner], c)
+	}
 	if d.direct != nil && len(d.flushes) == 0 && len(d.queue) == 0 && !c.ack && !d.isSlow() {
 		if d.doDirectly(c) {
+			if c.tracked {
+				close(c.done)
+				d.landed(c)
+			}
 			d.mu.Unlock()
 			return d.result(c)
 		}
 	}
 	c.queued = true
-	c.done = make(chan struct{})
+	if c.done == nil {
+		c.done = make(chan struct{})
+	}
 	d.queue = append(d.queue, c)
 	d.start()
 	d.mu.Unlock()
@@ -166,7 +180,12 @@ func (d *dispatcher) result(c *call) (reply any, acked int, err error) {
 		return nil, 0, problem(ProblemCluster, c.err, "%s has the key", addr)
 	}
 	if c.err != nil {
-		return nil, 0, classify(c.err)
+		err := classify(c.err)
+		if c.repeated && (errors.Is(err, driver.ErrNotApplied) || errors.Is(err, driver.ErrInvalid)) {
+			// That holds for the second time only.
+			err = fmt.Errorf("redislock: %w: %v", errNoReply, c.err)
+		}
+		return nil, 0, err
 	}
 	return c.cmd.Val(), c.acked, nil
 }
@@ -199,7 +218,8 @@ func (d *dispatcher) doDirectly(c *call) bool {
 	case c.err == nil && d.slowFor != 0:
 		d.slowFor, d.slow = 0, time.Time{}
 	}
-	return !slow || c.once
+	c.repeated = slow
+	return !slow
 }
 
 // process sends the call's command by itself.
@@ -229,14 +249,19 @@ func (d *dispatcher) giveUp(c *call) error {
 		return nil
 	default:
 	}
-	if !c.queued {
-		if c.owner != "" {
-			d.adrift[c.owner] = append(d.adrift[c.owner], c)
+	if c.queued {
+		d.queue = slices.DeleteFunc(d.queue, func(other *call) bool { return other == c })
+		if c.tracked {
+			close(c.done)
+			d.landed(c)
 		}
-		return fmt.Errorf("redislock: %w: %w", errNoReply, c.ctx.Err())
+		if !c.repeated {
+			return fmt.Errorf("%w: redislock: %w", driver.ErrNotApplied, c.ctx.Err())
+		}
+	} else if c.owner != "" && !c.tracked {
+		d.adrift[c.owner] = append(d.adrift[c.owner], c)
 	}
-	d.queue = slices.DeleteFunc(d.queue, func(other *call) bool { return other == c })
-	return fmt.Errorf("%w: redislock: %w", driver.ErrNotApplied, c.ctx.Err())
+	return fmt.Errorf("redislock: %w: %w", errNoReply, c.ctx.Err())
 }
 
 // await waits until no acquisition of this owner is on its way any more, so

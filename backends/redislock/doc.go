@@ -92,7 +92,7 @@
 // appendonly yes, and with replicas min-replicas-to-write. The client must lead
 // to a primary: replicas are refused, and so is a *redis.Ring. The user needs
 //
-//	ACL SETUSER dlm on >PASSWORD ~dlm:* &dlm:!* +eval +evalsha +time +hget +hmget +hset +hdel +pexpire
+//	ACL SETUSER dlm on >PASSWORD ~dlm:* &dlm:!* +eval +evalsha +time +hget +hmget +hset +hdel +pexpire +pttl
 //	  +zadd +zcard +zrange +zrangebyscore +zrank +zrem +zremrangebyrank +zscore +publish +subscribe +ping
 //	  +scan +info
 //

@@ -113,7 +113,7 @@ func checkClass(t *testing.T, err, sentinel error, problem redislock.Problem) {
 	t.Helper()
 	got := redislock.Classify(err)
 	for _, s := range []error{driver.ErrNotApplied, driver.ErrInvalid, driver.ErrClosed, driver.ErrLost, driver.ErrHeld} {
-		if errors.Is(got, s) != (s == sentinel) {
+		if errors.Is(got, s) != errors.Is(sentinel, s) {
 			t.Errorf("%v\nis classified as %v\nwant a match of %v only", err, got, sentinel)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,15 +79,21 @@ type Quorum struct {
 	ids     map[string]int // run ids of the nodes, to tell a server given twice
 	twice   error          // one was
 	settled atomic.Bool    // all nodes have been looked at
+	opened  atomic.Bool    // the first look at the nodes is over
+	opening chan struct{}  // has room for the one who has the first look
 
 	mu   sync.Mutex
 	late map[string]*straggle // by owner
+	// won are the tokens that were handed out, by owner, so that an owner who
+	// asks again is told the same one whatever nodes have learned since.
+	won      map[string]wonToken
+	wonSweep int // at which size to forget those whose time is over
 
 	attempts atomic.Int64 // numbers the votes
 
 	ended  atomic.Bool
 	closed chan struct{}
-	rounds sync.WaitGroup // goroutines that ask a node
+	rounds tasks // goroutines that ask a node
 }
 
 var (
@@ -111,8 +118,40 @@ type straggle struct {
 	released bool // it was given up meanwhile
 }
 
+// wonToken is the token of a lock that was handed out.
+type wonToken struct {
+	key   string
+	token int64
+	until time.Time
+}
+
+// handedOut notes the token of a lock.
+func (q *Quorum) handedOut(l *driver.Lease) {
+	now := time.Now()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.won) >= q.wonSweep {
+		maps.DeleteFunc(q.won, func(_ string, w wonToken) bool { return w.until.Before(now) })
+		q.wonSweep = 2*len(q.won) + 1000
+	}
+	q.won[l.Owner] = wonToken{l.Key, l.Token, now.Add(l.TTL)}
+}
+
+// tokenOf returns the token of a lock that was handed out, or 0.
+func (q *Quorum) tokenOf(owner, key string) int64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w := q.won[owner]; w.key == key && time.Now().Before(w.until) {
+		return w.token
+	}
+	return 0
+}
+
 // watch begins a task that tells nodes of a lock.
-func (q *Quorum) watch(owner string) *straggle {
+func (q *Quorum) watch(owner string) *straggle { return q.watchAll(owner, 1) }
+
+// watchAll begins several such tasks.
+func (q *Quorum) watchAll(owner string, tasks int) *straggle {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	s := q.late[owner]
@@ -120,7 +159,7 @@ func (q *Quorum) watch(owner string) *straggle {
 		s = &straggle{}
 		q.late[owner] = s
 	}
-	s.tasks++
+	s.tasks += tasks
 	return s
 }
 
@@ -142,15 +181,20 @@ func (q *Quorum) leave(owner string) {
 		// The owner may take another lock.
 		delete(q.late, owner)
 	}
+	delete(q.won, owner)
+}
+
+// left says that the lock was given up.
+func (q *Quorum) left(s *straggle) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return s.released
 }
 
 // tidy releases a lease on a node that has learned of it after it may have been
 // told to release it.
 func (q *Quorum) tidy(s *straggle, n *node, lease driver.Lease) {
-	q.mu.Lock()
-	released := s.released
-	q.mu.Unlock()
-	if released {
+	if q.left(s) {
 		ctx, cancel := context.WithTimeout(context.Background(), q.opts.NodeTimeout)
 		defer cancel()
 		_, _ = q.releaseOn(ctx, n, lease)
@@ -178,8 +222,8 @@ func NewQuorum(clients []redis.UniversalClient, opts *QuorumOptions) (*Quorum, e
 		return nil, invalidf("a quorum of %d clients, must be an odd number and at least %d", n, minNodes)
 	}
 	q := &Quorum{
-		majority: len(clients)/2 + 1, opts: o,
-		ids: make(map[string]int), late: make(map[string]*straggle), closed: make(chan struct{}),
+		majority: len(clients)/2 + 1, opts: o, opening: make(chan struct{}, 1),
+		ids: make(map[string]int), late: make(map[string]*straggle), won: make(map[string]wonToken), closed: make(chan struct{}),
 	}
 	for i, client := range clients {
 		if err := checkClient(client); err != nil {
@@ -222,7 +266,7 @@ func (q *Quorum) Close() error {
 	if !q.ended.Swap(true) {
 		close(q.closed)
 	}
-	q.rounds.Wait()
+	q.rounds.wait()
 	return nil
 }
 

@@ -51,7 +51,7 @@ func (q *Quorum) Extend(ctx context.Context, batch []driver.Renewal) {
 		t.add(a)
 	}
 	for i := range batch {
-		batch[i].Err = t.outcome(q.majority, i, &leases[i])
+		batch[i].Err = ended(ctx, t.outcome(q.majority, i, &leases[i]))
 		batch[i].Lease.Age = 0
 	}
 	var kept []int // by a majority
@@ -65,10 +65,11 @@ func (q *Quorum) Extend(ctx context.Context, batch []driver.Renewal) {
 	}
 	watched := make([]*straggle, len(leases))
 	for _, i := range kept {
+		q.handedOut(&leases[i])
 		watched[i] = q.watch(leases[i].Owner)
 	}
 	lacking := t.lacking
-	q.rounds.Go(func() {
+	q.rounds.start(func() {
 		for n, places := range lacking {
 			q.refill(n, timeout, leases, places, watched)
 		}
@@ -206,14 +207,31 @@ func (q *Quorum) Release(ctx context.Context, lease driver.Lease) error {
 		a.reply = []any{a.reply}
 		t.add(a)
 	}
-	return t.outcome(q.majority, 0, &lease)
+	return ended(ctx, t.outcome(q.majority, 0, &lease))
+}
+
+// ended adds that the context has ended to an error that comes of it.
+func ended(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil || errors.Is(err, driver.ErrLost) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ctx.Err(), err)
 }
 
 // releaseOn gives up a lease on one node.
-func (q *Quorum) releaseOn(ctx context.Context, n *node, lease driver.Lease) (any, error) {
-	return n.run(ctx, call{
-		script: quorumReleaseScript, keys: q.keys(lease.Key), args: []any{lease.Owner, lease.Token, q.kept(0)}, once: true,
-	})
+func (q *Quorum) releaseOn(ctx context.Context, n *node, lease driver.Lease, more ...any) (any, error) {
+	if err := n.setup.state(); err != nil {
+		return nil, err
+	}
+	c := &call{
+		ctx: ctx, script: quorumReleaseScript, keys: q.keys(lease.Key),
+		args: append([]any{lease.Owner, lease.Token, q.kept(0)}, more...),
+	}
+	reply, _, err := n.calls.do(c)
+	if answer, ok := reply.(int64); ok && answer != 1 && c.repeated {
+		return nil, released(c, &lease, answer)
+	}
+	return reply, err
 }
 
 // Inspect implements [driver.Inspector]. It shows what a majority says.
@@ -381,9 +399,7 @@ func (q *Quorum) ForceRelease(ctx context.Context, key string, token int64) ([]d
 		}
 		lease := driver.Lease{Key: key, Owner: h.Owner, Token: h.Token}
 		r := q.ask(ctx, q.opts.NodeTimeout, q.nodes, func(ctx context.Context, n *node) (any, error) {
-			return n.run(ctx, call{
-				script: quorumReleaseScript, keys: q.keys(key), args: []any{h.Owner, h.Token, q.kept(0), "lost"}, once: true,
-			})
+			return q.releaseOn(ctx, n, lease, "lost")
 		})
 		t := newTally(1, len(q.nodes))
 		for {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -83,7 +84,8 @@ type nodeMark struct {
 // readMark finds out whether a node votes.
 func (q *Quorum) readMark(ctx context.Context, c *check) nodeMark {
 	value, err := c.ask(ctx, "get", q.markKey())
-	f := fields{list: []any{value}}
+	text, _, _ := strings.Cut(fmt.Sprint(value), " ")
+	f := fields{list: []any{text}}
 	since := f.int()
 	if err != nil || f.err != nil || since == 0 || len(c.clocks) == 0 {
 		return nodeMark{}

@@ -29,7 +29,7 @@ func (q *Quorum) Listen(ctx context.Context, manager string, handle func(driver.
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	e := &ear{q: q, handle: handle, broken: cancel, up: make([]bool, len(q.nodes)), votes: make(map[news]*votes)}
+	e := &ear{q: q, handle: handle, broken: cancel, up: make([]bool, len(q.nodes)), heard: make([]bool, len(q.nodes)), votes: make(map[news]*votes)}
 	var wg sync.WaitGroup
 	for _, n := range q.nodes {
 		wg.Go(func() { e.listenTo(ctx, n, manager) })
@@ -50,7 +50,8 @@ type ear struct {
 
 	mu     sync.Mutex // also keeps calls of handle apart
 	up     []bool
-	stood  bool // a majority was up
+	heard  []bool // was up before
+	stood  bool   // a majority was up
 	closed bool
 	votes  map[news]*votes
 }
@@ -89,9 +90,11 @@ func (e *ear) hear(from int, event driver.Event) {
 		return
 	}
 	if event.Kind == driver.EventUp {
-		// What this node told before may have been missed.
-		e.up[from] = true
-		if e.count() >= e.q.majority {
+		// What a node told while it was away may have been missed. That one comes
+		// later than the first majority does not matter.
+		again := e.heard[from]
+		e.up[from], e.heard[from] = true, true
+		if e.count() >= e.q.majority && (again || !e.stood) {
 			e.stood = true
 			e.handle(event)
 		}

@@ -2,9 +2,55 @@ package redislock
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-dlm/dlm/driver"
 )
+
+// tasks counts goroutines. Unlike a [sync.WaitGroup] it may be added to while
+// somebody waits.
+type tasks struct {
+	mu   sync.Mutex
+	n    int
+	idle chan struct{} // closed when there are none, or nil
+}
+
+// start runs f in a goroutine.
+func (t *tasks) start(f func()) {
+	t.mu.Lock()
+	t.n++
+	t.mu.Unlock()
+	go func() {
+		defer t.end()
+		f()
+	}()
+}
+
+func (t *tasks) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.n--; t.n == 0 && t.idle != nil {
+		close(t.idle)
+		t.idle = nil
+	}
+}
+
+// wait waits for a moment at which there are none.
+func (t *tasks) wait() {
+	t.mu.Lock()
+	if t.n == 0 {
+		t.mu.Unlock()
+		return
+	}
+	if t.idle == nil {
+		t.idle = make(chan struct{})
+	}
+	idle := t.idle
+	t.mu.Unlock()
+	<-idle
+}
 
 // round is one question to several nodes.
 type round struct {
@@ -35,16 +81,34 @@ func (q *Quorum) ask(
 		}
 	}
 	for _, n := range nodes {
-		q.rounds.Add(1)
-		go func() {
-			defer q.rounds.Done()
+		q.rounds.start(func() {
 			reply, err := question(ctx, n)
 			r.answers <- answer{n, reply, err}
 			done()
-		}()
+		})
 	}
 	done()
 	return r
+}
+
+// askFor puts a question to nodes that may leave something there for the owner
+// of an acquisition. Such a question can be on its way still when the owner
+// gives up, and can arrive behind its withdrawal. Then it is undone.
+func (q *Quorum) askFor(
+	ctx context.Context, timeout time.Duration, nodes []*node, req *driver.Request, attempt int64,
+	question func(context.Context, *node) (any, error),
+) *round {
+	s := q.watchAll(req.Owner, len(nodes))
+	return q.ask(ctx, timeout, nodes, func(ctx context.Context, n *node) (any, error) {
+		defer q.unwatch(req.Owner, s)
+		reply, err := question(ctx, n)
+		if q.left(s) {
+			ctx, cancel := context.WithTimeout(context.Background(), timeout)
+			defer cancel()
+			_, _ = q.settleOn(ctx, n, req, attempt, 0)
+		}
+		return reply, err
+	})
 }
 
 // next waits for the next answer. It returns false when there are none left,
@@ -83,7 +147,7 @@ func (q *Quorum) rest(r *round, deal func(answer), end func()) {
 	}
 	left := r.left
 	r.left = 0
-	q.rounds.Go(func() {
+	q.rounds.start(func() {
 		for range left {
 			deal(<-r.answers)
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,6 +62,25 @@ func (q *Quorum) ready(ctx context.Context) error {
 	if q.settled.Load() {
 		return nil
 	}
+	if !q.opened.Load() {
+		// Whoever asks nodes that are to begin before they have begun makes them
+		// wait as if they had lost their data.
+		select {
+		case q.opening <- struct{}{}:
+			defer func() { <-q.opening }()
+		case <-ctx.Done():
+			return fmt.Errorf("%w: redislock: looking at the nodes: %w", driver.ErrNotApplied, ctx.Err())
+		}
+	}
+	err := q.open(ctx)
+	if !q.opened.Load() && slices.ContainsFunc(q.nodes, func(n *node) bool { return n.setup.state() == nil }) {
+		q.opened.Store(true)
+	}
+	return err
+}
+
+// open is ready without regard to others who do the same.
+func (q *Quorum) open(ctx context.Context) error {
 	var due []*node
 	done := 0
 	for _, n := range q.nodes {
@@ -135,7 +156,7 @@ func (q *Quorum) look(ctx context.Context, n *node) (nodeInfo, error) {
 		return nodeInfo{}, err
 	}
 	mark, err := q.mark(ctx, n)
-	return nodeInfo{runID: id, marked: mark != "", begun: mark == "0"}, err
+	return nodeInfo{runID: id, marked: mark != "", begun: strings.HasPrefix(mark, "0 ")}, err
 }
 
 // meet notes the run id of a node's server, which no other may have.
@@ -162,7 +183,8 @@ func (q *Quorum) sameServer() error {
 	return q.twice
 }
 
-// mark reads since when a node has its data: empty if it has none.
+// mark reads since when a node has its data, and which run of it had it last:
+// empty if it has none.
 func (q *Quorum) mark(ctx context.Context, n *node) (string, error) {
 	cmd := newCommand(ctx, "get", q.markKey())
 	if err := n.calls.process(ctx, cmd); err != nil {
@@ -210,7 +232,7 @@ func (q *Quorum) begin(ctx context.Context, views map[*node]nodeInfo) error {
 				break
 			}
 			if mark, ok := a.reply.(string); ok && a.err == nil {
-				views[a.node] = nodeInfo{runID: views[a.node].runID, marked: mark != "", begun: mark == "0"}
+				views[a.node] = nodeInfo{runID: views[a.node].runID, marked: mark != "", begun: strings.HasPrefix(mark, "0 ")}
 			}
 		}
 	}

@@ -24,8 +24,13 @@ func (q *Quorum) Acquire(ctx context.Context, req driver.Request) (driver.Lease,
 	}
 	for attempt := 1; ; attempt++ {
 		v, err := q.vote(ctx, &req)
-		if err != nil || v.won {
-			return driver.Lease{Key: req.Key, Owner: req.Owner, Token: v.token, TTL: req.TTL, Mode: req.Mode}, err
+		if err != nil {
+			return driver.Lease{}, err
+		}
+		if v.won {
+			lease := driver.Lease{Key: req.Key, Owner: req.Owner, Token: v.token, TTL: req.TTL, Mode: req.Mode}
+			q.handedOut(&lease)
+			return lease, nil
 		}
 		if !v.again || attempt == maxVotes {
 			return driver.Lease{}, v.held(q)
@@ -61,8 +66,13 @@ type vote struct {
 	doubtful []*node
 	errs     []error
 
-	won   bool
+	won bool
+	// token is the one that was handed out to the owner before, or 0, and then
+	// the one to hand out. had counts the nodes on which the owner had the key
+	// already, and known says that one of them has that token.
 	token int64
+	had   int
+	known bool
 	// again says that it is worth voting again at once.
 	again bool
 }
@@ -96,7 +106,7 @@ func (q *Quorum) acquire(ctx context.Context, n *node, req *driver.Request, want
 			req.Owner, micros(req.TTL), channel(q.opts.Prefix, req.Manager), q.kept(max(req.TTL, 2*life)), micros(life),
 			wanted, attempt, q.quarantine(),
 		},
-		owner: req.Owner,
+		owner: req.Owner, tracked: true,
 	})
 }
 
@@ -104,10 +114,10 @@ func (q *Quorum) acquire(ctx context.Context, n *node, req *driver.Request, want
 // has granted it.
 func (q *Quorum) vote(ctx context.Context, req *driver.Request) (*vote, error) {
 	timeout, wanted, attempt := q.nodeTimeout(req.TTL), q.clock.guess(), q.attempts.Add(1)
-	r := q.ask(ctx, timeout, q.nodes, func(ctx context.Context, n *node) (any, error) {
+	r := q.askFor(ctx, timeout, q.nodes, req, attempt, func(ctx context.Context, n *node) (any, error) {
 		return q.acquire(ctx, n, req, wanted, attempt)
 	})
-	v := &vote{}
+	v := &vote{token: q.tokenOf(req.Owner, req.Key)}
 	for !v.decided(q.majority, r.left) {
 		a, ok := r.next(ctx)
 		if !ok {
@@ -115,7 +125,7 @@ func (q *Quorum) vote(ctx context.Context, req *driver.Request) (*vote, error) {
 		}
 		q.count(v, a)
 	}
-	v.won = len(v.granted) >= q.majority && q.agree(ctx, timeout, v, req)
+	v.won = len(v.granted) >= q.majority && q.agree(ctx, timeout, v, req, attempt)
 	if v.won {
 		q.afterWin(r, v, req, attempt)
 		return v, nil
@@ -127,6 +137,9 @@ func (q *Quorum) vote(ctx context.Context, req *driver.Request) (*vote, error) {
 // that it cannot be, or that no answer is left.
 func (v *vote) decided(majority, left int) bool {
 	granted, refused := len(v.granted), len(v.refused)
+	if v.token != 0 && granted >= majority && v.had < majority {
+		return left == 0 // a repetition is to find what there was
+	}
 	return left == 0 || granted >= majority || granted+left < majority && granted+refused >= majority
 }
 
@@ -143,7 +156,12 @@ func (q *Quorum) count(v *vote, a answer) {
 	what, now := f.int(), f.int()
 	switch what {
 	case 1:
-		v.granted = append(v.granted, grantOn{a.node, f.int()})
+		g := grantOn{a.node, f.int()}
+		v.granted = append(v.granted, g)
+		if f.int() == 1 {
+			v.had++
+			v.known = v.known || g.token == v.token
+		}
 	case 0:
 		v.refused = append(v.refused, refusal{
 			node: a.node, holder: f.string(), token: f.int(), remaining: f.micros(), position: int(f.int()), place: f.int(),
@@ -161,9 +179,14 @@ func (q *Quorum) count(v *vote, a answer) {
 
 // agree makes a majority remember the largest of its tokens before anybody is
 // given it: then every later majority has a node that gives a larger one.
-func (q *Quorum) agree(ctx context.Context, timeout time.Duration, v *vote, req *driver.Request) bool {
-	for _, g := range v.granted {
-		v.token = max(v.token, g.token)
+func (q *Quorum) agree(ctx context.Context, timeout time.Duration, v *vote, req *driver.Request, attempt int64) bool {
+	// If a majority had granted the key before, nobody else was granted it since,
+	// and the token that was handed out then remains. If none of them knows it, it
+	// is of an earlier grant, which was released past us.
+	if v.token == 0 || v.had < q.majority || !v.known {
+		for _, g := range v.granted {
+			v.token = max(v.token, g.token)
+		}
 	}
 	var differ []*node
 	for _, g := range v.granted {
@@ -176,7 +199,7 @@ func (q *Quorum) agree(ctx context.Context, timeout time.Duration, v *vote, req 
 	}
 	agreed := len(v.granted) - len(differ)
 	r := q.ask(ctx, timeout, differ, func(ctx context.Context, n *node) (any, error) {
-		return q.setToken(ctx, n, req, v.token)
+		return q.setToken(ctx, n, req, v.token, attempt)
 	})
 	for agreed < q.majority {
 		a, ok := r.next(ctx)
@@ -190,8 +213,10 @@ func (q *Quorum) agree(ctx context.Context, timeout time.Duration, v *vote, req 
 	return true
 }
 
-func (q *Quorum) setToken(ctx context.Context, n *node, req *driver.Request, token int64) (any, error) {
-	return n.run(ctx, call{script: quorumTokenScript, keys: q.keys(req.Key), args: []any{req.Owner, token}, owner: req.Owner})
+func (q *Quorum) setToken(ctx context.Context, n *node, req *driver.Request, token, attempt int64) (any, error) {
+	return n.run(ctx, call{
+		script: quorumTokenScript, keys: q.keys(req.Key), args: []any{req.Owner, token, attempt}, owner: req.Owner,
+	})
 }
 
 // afterWin deals with the nodes that have not granted the key to the winner:
@@ -207,7 +232,7 @@ func (q *Quorum) afterWin(r *round, v *vote, req *driver.Request, attempt int64)
 		}
 	}
 	if slices.ContainsFunc(v.refused, func(r refusal) bool { return r.place != 0 }) {
-		q.rounds.Go(func() { forget(v) })
+		q.rounds.start(func() { forget(v) })
 	}
 	if r.left == 0 {
 		return
@@ -220,7 +245,7 @@ func (q *Quorum) afterWin(r *round, v *vote, req *driver.Request, attempt int64)
 		for _, g := range late.granted {
 			if g.token != v.token {
 				ctx, cancel := context.WithTimeout(ctx, timeout)
-				_, _ = q.setToken(ctx, g.node, req, v.token)
+				_, _ = q.setToken(ctx, g.node, req, v.token, attempt)
 				cancel()
 			}
 			q.tidy(s, g.node, driver.Lease{Key: req.Key, Owner: req.Owner, Token: v.token})
@@ -279,7 +304,7 @@ func (q *Quorum) afterLoss(ctx context.Context, r *round, v *vote, req *driver.R
 		giveBack(&late)
 	}, nil)
 	if len(v.doubtful) > 0 {
-		q.rounds.Go(func() { giveBack(v) })
+		q.rounds.start(func() { giveBack(v) })
 	}
 	place := int64(0)
 	if req.Enqueue {
@@ -358,18 +383,8 @@ func (v *vote) split(majority int) bool {
 func (q *Quorum) settle(
 	ctx context.Context, timeout time.Duration, nodes []*node, req *driver.Request, attempt, place int64,
 ) int {
-	r := q.ask(ctx, timeout, nodes, func(ctx context.Context, n *node) (any, error) {
-		if err := n.calls.await(ctx, req.Owner); err != nil {
-			return nil, err
-		}
-		return n.run(ctx, call{
-			script: quorumSettleScript,
-			keys:   q.keys(req.Key),
-			args: []any{
-				req.Owner, attempt, place, micros(q.ticketLife()), channel(q.opts.Prefix, req.Manager), q.kept(2 * q.ticketLife()),
-			},
-			owner: req.Owner,
-		})
+	r := q.askFor(ctx, timeout, nodes, req, attempt, func(ctx context.Context, n *node) (any, error) {
+		return q.settleOn(ctx, n, req, attempt, place)
 	})
 	free := 0
 	for {
@@ -381,6 +396,20 @@ func (q *Quorum) settle(
 			free++
 		}
 	}
+}
+
+func (q *Quorum) settleOn(ctx context.Context, n *node, req *driver.Request, attempt, place int64) (any, error) {
+	if err := n.calls.await(ctx, req.Owner); err != nil {
+		return nil, err
+	}
+	return n.run(ctx, call{
+		script: quorumSettleScript,
+		keys:   q.keys(req.Key),
+		args: []any{
+			req.Owner, attempt, place, micros(q.ticketLife()), channel(q.opts.Prefix, req.Manager), q.kept(2 * q.ticketLife()),
+		},
+		owner: req.Owner, tracked: true,
+	})
 }
 
 // held is the refusal of the majority.

@@ -163,9 +163,10 @@ func lockKeys(record string) []string {
 // unless its waiter is heard of again.
 func (b *Backend) ticketLife() time.Duration { return b.opts.LivenessWindow / 4 * 3 }
 
-// kept is for how many milliseconds the record of a grant is kept.
+// kept is for how many milliseconds the record of a grant is kept: a ticket must
+// not go with it before it has lapsed for good.
 func (b *Backend) kept(ttl time.Duration) int64 {
-	return b.opts.KeepTokens.Milliseconds() + millis(ttl)
+	return max(b.opts.KeepTokens, 2*b.opts.LivenessWindow).Milliseconds() + millis(ttl)
 }
 
 // micros and millis round up, so that nothing lasts shorter than it was
@@ -333,13 +334,21 @@ func (b *Backend) extendSpread(ctx context.Context, batch []driver.Renewal) {
 	}
 }
 
+// nestedError is what the server refused, within a reply.
+type nestedError string
+
+func (e nestedError) Error() string { return string(e) }
+
+// RedisError makes it a [redis.Error].
+func (nestedError) RedisError() {}
+
 // renewed turns the answer for one renewal into an error.
 func renewed(l *driver.Lease, answer any) error {
 	switch a := answer.(type) {
 	case int64:
 		return gone(l, a)
-	case error:
-		return classify(a)
+	case string:
+		return classify(nestedError(a))
 	}
 	return fmt.Errorf("redislock: strange reply: %v", answer)
 }
@@ -368,9 +377,10 @@ func (b *Backend) release(ctx context.Context, lease driver.Lease) error {
 		return err
 	}
 	record := recordKey(b.opts.Prefix, lease.Key)
-	reply, _, err := b.calls.do(&call{
-		ctx: ctx, script: releaseScript, keys: lockKeys(record), args: []any{lease.Owner, lease.Token, b.kept(0)}, once: true,
-	})
+	c := &call{
+		ctx: ctx, script: releaseScript, keys: lockKeys(record), args: []any{lease.Owner, lease.Token, b.kept(0)},
+	}
+	reply, _, err := b.calls.do(c)
 	if err != nil {
 		return err
 	}
@@ -378,7 +388,16 @@ func (b *Backend) release(ctx context.Context, lease driver.Lease) error {
 	if !ok {
 		return fmt.Errorf("redislock: strange reply: %v", reply)
 	}
-	return gone(&lease, answer)
+	return released(c, &lease, answer)
+}
+
+// released turns the answer to a release into an error.
+func released(c *call, l *driver.Lease, answer int64) error {
+	if answer != 1 && c.repeated {
+		// It may have been there the first time.
+		return fmt.Errorf("redislock: %w to a release, and then the grant was not there", errNoReply)
+	}
+	return gone(l, answer)
 }
 
 // Close implements [driver.Backend]. The client stays open.

@@ -40,17 +40,31 @@ func TestStrangeReplies(t *testing.T) {
 	t.Parallel()
 	req := driver.Request{Key: "k", Owner: "me", TTL: time.Second, Limit: 1}
 	for _, reply := range []any{
-		nil, "", "OK", 1.5, true, []any{}, []any{nil}, []any{int64(3)}, []any{int64(0)}, []any{int64(0), "a"},
-		[]any{int64(0), "a", "b", int64(1), int64(1), int64(1)}, []any{int64(0), nil, int64(1), int64(1), int64(1), int64(1)},
-		[]any{[]any{}}, map[any]any{}, errors.New("nested"),
+		nil, "", "OK", 1.5, true,
+		[]any{},
+		[]any{nil},
+		[]any{int64(3)},
+		[]any{int64(0)},
+		[]any{int64(0), "a"},
+		[]any{int64(0), "a", "b", int64(1), int64(1), int64(1)},
+		[]any{int64(0), nil, int64(1), int64(1), int64(1), int64(1)},
+		[]any{[]any{}},
+		map[any]any{},
+		errors.New("nested"),
 	} {
 		if lease, err := redislock.Acquired(&req, reply); err == nil || driverError(err) {
 			t.Errorf("%#v is read as %+v, %v", reply, lease, err)
 		}
 	}
 	for _, reply := range []any{
-		nil, "", int64(1), []any{}, []any{[]any{}}, []any{"a", "b"}, []any{[]any{int64(1)}, []any{}}, []any{[]any{[]any{}}, []any{}},
-		[]any{[]any{[]any{"o", int64(1), "z", int64(1), int64(1), int64(1)}}, []any{}}, []any{[]any{}, []any{[]any{"o", "x1"}}},
+		nil, "", int64(1),
+		[]any{},
+		[]any{[]any{}},
+		[]any{"a", "b"},
+		[]any{[]any{int64(1)}, []any{}},
+		[]any{[]any{[]any{}}, []any{}},
+		[]any{[]any{[]any{"o", int64(1), "z", int64(1), int64(1), int64(1)}}, []any{}},
+		[]any{[]any{}, []any{[]any{"o", "x1"}}},
 	} {
 		if info, err := redislock.ParseInspection("k", reply); err == nil {
 			t.Errorf("%#v is read as %+v", reply, info)

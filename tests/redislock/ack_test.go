@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -86,6 +87,10 @@ func (p pair) promote(t *testing.T) {
 	}
 }
 
+// ackTimeout is no longer than it must be, as it is waited for, and is enough for
+// a replica on a busy machine.
+const ackTimeout = 400 * time.Millisecond
+
 // A grant that had not reached the replica is lost with the primary, unless an
 // acknowledgement was asked for: then it is not given.
 func TestLostGrants(t *testing.T) {
@@ -94,14 +99,15 @@ func TestLostGrants(t *testing.T) {
 		t.Run(fmt.Sprintf("%d replicas", replicas), func(t *testing.T) {
 			t.Parallel()
 			p := startPair(t)
-			opts := redislock.Options{Replicas: replicas, ReplicaTimeout: 100 * time.Millisecond}
+			opts := redislock.Options{Replicas: replicas, ReplicaTimeout: ackTimeout}
 			before, err := redislock.NewLockManager(client(t, p.primary), &dlm.LockConfig{MaxRetries: 1, RetryInterval: time.Millisecond}, &opts)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer before.Close(context.Background())
+			inStep(t, p.primary, 1)
 			kept := take(t, before, "kept")
-			inStep(t, p.primary)
+			inStep(t, p.primary, 1)
 			p.part()
 			var held []*dlm.Lock
 			for i := range 10 {
@@ -151,7 +157,7 @@ func TestTokensRiseOverLoss(t *testing.T) {
 	p := startPair(t)
 	before := backend(t, client(t, p.primary), redislock.Options{})
 	token := grant(t, before, "k").Token
-	inStep(t, p.primary)
+	inStep(t, p.primary, 1)
 	p.part()
 	for range 100 {
 		lease := grant(t, before, "k")
@@ -199,7 +205,7 @@ func grant(t *testing.T, b *redislock.Backend, key string) driver.Lease {
 func TestAcknowledgement(t *testing.T) {
 	t.Parallel()
 	primary := servers.StartRedis(t, nil)
-	with := backend(t, client(t, primary), redislock.Options{Replicas: 1, ReplicaTimeout: 100 * time.Millisecond})
+	with := backend(t, client(t, primary), redislock.Options{Replicas: 1, ReplicaTimeout: ackTimeout})
 	without := backend(t, client(t, primary), redislock.Options{})
 
 	// refused checks that there is no lock, and that nothing is left of it.
@@ -218,6 +224,7 @@ func TestAcknowledgement(t *testing.T) {
 	refused("without a replica")
 
 	a := servers.StartRedis(t, &servers.RedisConfig{ReplicaOf: primary})
+	inStep(t, primary, 1)
 	lease, err := try(t, with, "k", "a")
 	if err != nil {
 		t.Fatalf("with a replica: %v", err)
@@ -232,6 +239,7 @@ func TestAcknowledgement(t *testing.T) {
 	with.Extend(t.Context(), batch)
 	wantProblem(t, batch[0].Err, redislock.ProblemAcknowledgement)
 	a.Resume()
+	inStep(t, primary, 1)
 	batch = []driver.Renewal{{Lease: lease}}
 	with.Extend(t.Context(), batch)
 	if batch[0].Err != nil {
@@ -244,8 +252,9 @@ func TestAcknowledgement(t *testing.T) {
 	a.Kill()
 	refused("after its replica has died")
 	b := servers.StartMasters(t, 2, &servers.RedisConfig{ReplicaOf: primary})
+	inStep(t, primary, 2)
 	grant(t, with, "k")
-	both := backend(t, client(t, primary), redislock.Options{Replicas: 2, ReplicaTimeout: 100 * time.Millisecond})
+	both := backend(t, client(t, primary), redislock.Options{Replicas: 2, ReplicaTimeout: ackTimeout})
 	grant(t, both, "k")
 	b[0].Kill()
 	grant(t, with, "k")
@@ -254,6 +263,7 @@ func TestAcknowledgement(t *testing.T) {
 	b[1].Kill()
 	refused("after all replicas have died")
 	b[0].Restart()
+	inStep(t, primary, 1)
 	grant(t, with, "k")
 }
 
@@ -277,6 +287,41 @@ func TestAcknowledgementReturns(t *testing.T) {
 	for range cap(got) {
 		if err := <-got; err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// A server that refuses each renewal for itself does not get the client out of
+// step with its replies.
+func TestRefusedRenewals(t *testing.T) {
+	t.Parallel()
+	server := servers.StartRedis(t, nil)
+	c := client(t, server)
+	b := backend(t, c, redislock.Options{})
+	batch := make([]driver.Renewal, 3)
+	for i := range batch {
+		lease, err := try(t, b, fmt.Sprint("k", i), "o")
+		if err != nil {
+			t.Fatal(err)
+		}
+		batch[i].Lease = lease
+	}
+	server.MustDo("CONFIG", "SET", "min-replicas-to-write", "1")
+	before := c.PoolStats()
+	b.Extend(t.Context(), batch)
+	for _, r := range batch {
+		if !errors.Is(r.Err, driver.ErrNotApplied) || !strings.Contains(r.Err.Error(), "NOREPLICAS") {
+			t.Errorf("error is %v", r.Err)
+		}
+	}
+	if after := c.PoolStats(); after.TotalConns != before.TotalConns {
+		t.Errorf("%d connections of %d are kept", after.TotalConns, before.TotalConns)
+	}
+	server.MustDo("CONFIG", "SET", "min-replicas-to-write", "0")
+	b.Extend(t.Context(), batch)
+	for _, r := range batch {
+		if r.Err != nil {
+			t.Error(r.Err)
 		}
 	}
 }

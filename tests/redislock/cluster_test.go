@@ -155,7 +155,7 @@ func testChange(t *testing.T, c *clusterTest, fail func(primary *servers.Redis) 
 	var book ledger
 	stop := book.work(t, 6, c.open(t), c.open(t))
 	book.progress(t, time.Now())
-	inStep(t, primary)
+	inStep(t, primary, 1)
 
 	start := time.Now()
 	mend := fail(primary)

@@ -185,8 +185,8 @@ func passesOn(t testing.TB, a, b *dlm.Manager, key string) {
 	drop(t, l)
 }
 
-// inStep waits until a replica has all that its primary has.
-func inStep(t testing.TB, primary *servers.Redis) {
+// inStep waits until replicas have all that their primary has.
+func inStep(t testing.TB, primary *servers.Redis, replicas int) {
 	t.Helper()
 	client := redis.NewClient(&redis.Options{Addr: primary.Addr(), ReadTimeout: patience})
 	defer client.Close()
@@ -196,7 +196,7 @@ func inStep(t testing.TB, primary *servers.Redis) {
 	if err := conn.Publish(t.Context(), "in step", "").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := conn.Wait(t.Context(), 1, patience/2).Result(); err != nil || n == 0 {
+	if n, err := conn.Wait(t.Context(), replicas, patience/2).Result(); err != nil || n < int64(replicas) {
 		t.Fatalf("%d replicas are in step: %v", n, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-dlm/dlm"
 	"github.com/go-dlm/dlm/backends/redislock"
 	"github.com/go-dlm/dlm/driver"
 	"github.com/go-dlm/dlm/driver/drivertest"
@@ -18,9 +19,9 @@ import (
 // quorumHarness is the harness of a quorum of servers.
 func quorumHarness(tb testing.TB, nodes []*servers.Redis) *drivertest.Harness {
 	cut := newCuts(tb)
-	opts := redislock.QuorumOptions{Prefix: newPrefix(), LivenessWindow: window, NodeTimeout: time.Second, MaxTTL: 24 * time.Hour}
+	opts := redislock.QuorumOptions{Prefix: newPrefix(), LivenessWindow: window, NodeTimeout: time.Second, MaxTTL: dlm.MaxTTL}
 	return &drivertest.Harness{
-		Unit: unit,
+		Unit: 2 * unit, // half of it is for a node to answer
 		Open: func(t testing.TB) driver.Backend {
 			var clients []redis.UniversalClient
 			for _, n := range nodes {

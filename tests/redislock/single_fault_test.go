@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -502,13 +503,24 @@ func TestSingleResets(t *testing.T) {
 	r.clean()
 }
 
-// A request that arrives behind its own withdrawal: as long as its connection
-// stands, the withdrawal waits for it, and nothing is left.
+// A request that is held on its way while new connections get through, so that
+// it arrives behind its own withdrawal: as long as its connection stands, the
+// withdrawal waits for it, and nothing is left.
 func TestSingleRequestHeld(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	proxy := servers.StartProxy(t, r.s.Addr())
-	m := r.manager(r.client(redis.Options{Addr: proxy.Addr(), ReadTimeout: 30 * time.Second}), dlm.LockConfig{}, redislock.Options{})
+	var around atomic.Bool
+	client := r.client(redis.Options{
+		ReadTimeout: 30 * time.Second,
+		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if !around.Load() {
+				addr = proxy.Addr()
+			}
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		},
+	})
+	m := r.manager(client, dlm.LockConfig{}, redislock.Options{})
 	r.release(r.take(m, "a", time.Minute))
 	proxy.Hold(servers.Up)
 	giveUp := func(key string, ttl time.Duration, patience time.Duration) {
@@ -522,7 +534,8 @@ func TestSingleRequestHeld(t *testing.T) {
 	// The first is sent by its caller and cuts its connection when it is over:
 	// what is left of it ends with its TTL.
 	giveUp("lone", 500*time.Millisecond, 400*time.Millisecond)
-	giveUp("queued", time.Hour, 100*time.Millisecond)
+	time.AfterFunc(200*time.Millisecond, func() { around.Store(true) }) // the request is on its way by then
+	giveUp("queued", time.Hour, 400*time.Millisecond)
 	proxy.Resume()
 	r.clean()
 	r.release(r.take(r.plain(), "lone", time.Minute))

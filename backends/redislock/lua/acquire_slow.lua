@@ -12,7 +12,7 @@ if holder == owner then
 end
 if kinds then
   local o = call('HGET', main, 'o' .. owner)
-  local ends = o and tonumber(call('ZSCORE', holders, owner) or nil)
+  local ends = o and tonumber(call('ZSCORE', holders, owner))
   if ends then
     if kind ~= kinds then return {2} end
     local number, life, from = unpack(o)

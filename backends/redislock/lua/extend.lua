@@ -2,10 +2,17 @@
 -- ARGV: how long the records are kept in ms, then for each grant: owner, token,
 -- TTL in us, and how long the record is kept after that, in ms.
 -- Returns for each: 1, or if it is not there 0, or 2 if somebody else holds the
--- key, or an error: one that cannot be renewed is no harm to the others.
+-- key, or what the server refused: one that cannot be renewed is no harm to the others.
 local call, pack, unpack = redis.call, cmsgpack.pack, cmsgpack.unpack
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
+
+-- A replica refuses the command, and so does not tell of losses: it may know
+-- less than its primary.
+local function absent(main, answer)
+  call('HDEL', main, '')
+  return answer
+end
 
 local count = (#ARGV - 1) / 4
 local function renew(i)
@@ -19,7 +26,7 @@ local function renew(i)
     if expires ~= 0 and type(holder) ~= 'string' then error('WRONGTYPE not the record of a lock', 0) end
   end
   if expires > now then
-    if holder ~= owner or token ~= wanted then return 2 end
+    if holder ~= owner or token ~= wanted then return absent(main, 2) end
     -- A clock that was set back must not make it longer than it can be.
     if expires - now > tonumber(ttl) then expires = now + ttl end
     if now + life >= expires then
@@ -32,7 +39,7 @@ local function renew(i)
     call('HSET', main, 'h', pack(last, expires, token, ttl, since, channel, holder))
     return 1
   end
-  if not record[2] then return 0 end
+  if not record[2] then return absent(main, 0) end
   local longest = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
   local ends = tonumber(call('ZSCORE', holders, owner) or 0)
   local o = call('HGET', main, 'o' .. owner)
@@ -51,8 +58,8 @@ local function renew(i)
     call('HSET', main, 'o' .. owner, pack(number, before, from, ch))
     return 1
   end
-  if longest and tonumber(longest) > now then return 2 end
-  return 0
+  if longest and tonumber(longest) > now then return absent(main, 2) end
+  return absent(main, 0)
 end
 
 local answers = {}
@@ -60,7 +67,10 @@ for i = 1, count do
   local ok, answer = pcall(renew, i)
   if not ok then
     if type(answer) == 'table' then answer = answer.err end
-    answer = {err = answer}
+    -- The client must see this, to leave a replica for its primary.
+    if string.find(answer, 'READONLY', 1, true) then return {err = answer} end
+    -- As a text: clients do not all read on behind an error in a list, and would
+    -- take the rest for the replies to other calls.
   end
   answers[i] = answer
 end

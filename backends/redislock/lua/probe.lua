@@ -13,6 +13,7 @@ try('TIME')
 try('HMGET', main, 'h')
 try('HGET', main, 'h')
 try('PEXPIRE', main, 1000)
+try('PTTL', main)
 try('HSET', main, 'h', '')
 try('HDEL', main, 'h')
 for _, key in ipairs({queue, holders}) do

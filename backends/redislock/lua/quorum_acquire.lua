@@ -1,31 +1,44 @@
 
 -- Grants the key on this node, or refuses and, if asked to, gives or refreshes a
 -- place in the queue.
--- KEYS[3]: since when the node has its data. ARGV: owner, TTL in us, channel, how
--- long the record is kept in ms, life of a ticket in us (0: no ticket), wanted
--- place and token (0: none), number of the attempt, for how long a node without
--- data does not vote in us.
--- Returns {1, now, token}, or {0, now, holder, token, remaining us, position,
--- place}, or, from a node that must not vote yet, {2, now, remaining us}.
+-- KEYS[3]: since when the node has its data, and the run id of the server that
+-- had it last. ARGV: owner, TTL in us, channel, how long the record is kept in ms,
+-- life of a ticket in us (0: no ticket), wanted place and token (0: none), number
+-- of the attempt, for how long a node without data does not vote in us.
+-- Returns {1, now, token, 1 if the owner held it already}, or {0, now, holder,
+-- token, remaining us, position, place}, or, from a node that must not vote yet,
+-- {2, now, remaining us}.
 local owner, life, wanted, try = ARGV[1], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
--- A wanted number far ahead of the clock is a mistake.
-if wanted > now + 1000000 then wanted = 0 end
+-- A wanted number far from the clock is a mistake. One from the past, by a client
+-- whose clock stood still, could repeat a token that is not remembered any more.
+if wanted > now + 1000000 or wanted < now - 1000000 then wanted = 0 end
 
 if holder == owner then
-  if now + ARGV[2] > expires then expires = now + ARGV[2] end
-  ttl = ARGV[2]
+  if now + ARGV[2] > expires then
+    expires, ttl = now + ARGV[2], ARGV[2]
+  end
   if try > attempt then attempt = try end
-  call('PEXPIRE', main, ARGV[4]) -- comes first, as it is allowed when memory is short
+  keep(ARGV[4]) -- comes first, as it is allowed when memory is short
   write()
-  return {1, now, token}
+  return {1, now, token, 1}
 end
 
-local from = tonumber(call('GET', KEYS[3]))
+local function info(section, what)
+  local text = redis.pcall('INFO', section)
+  return type(text) == 'string' and string.match(text, what) or nil
+end
+
+local function mark(from, run)
+  call('SET', KEYS[3], string.format('%.0f', from) .. ' ' .. (run or ''))
+end
+
+local from, run = string.match(call('GET', KEYS[3]) or '', '^(%d+) (%w*)$')
+from = tonumber(from)
 if not from or from > now then
   -- The node has lost its data, or its clock was set back. It may have granted
   -- what it does not know of.
   from = now
-  call('SET', KEYS[3], string.format('%.0f', now))
+  mark(from, info('server', 'run_id:(%w+)'))
 end
 if from ~= 0 and now - from < tonumber(ARGV[8]) then
   return {2, now, from + ARGV[8] - now}
@@ -33,6 +46,16 @@ end
 
 local first = head()
 if not holder and (not first or first == owner) then
+  local id = info('server', 'run_id:(%w+)')
+  if id and id ~= run then
+    -- The node was restarted. From a snapshot it has only what it granted until
+    -- then; an append-only file has all, or all but the last second.
+    if not info('persistence', 'aof_enabled:(1)') then
+      mark(now, id)
+      return {2, now, tonumber(ARGV[8])}
+    end
+    mark(from, id)
+  end
   if waiting and first == owner then drop(owner) end
   token = now
   if last >= token then token = last + 1 end
@@ -40,7 +63,7 @@ if not holder and (not first or first == owner) then
   last, expires, ttl, since, channel, holder, attempt = token, now + ARGV[2], ARGV[2], now, ARGV[3], owner, try
   write()
   call('PEXPIRE', main, ARGV[4])
-  return {1, now, token}
+  return {1, now, token, 0}
 end
 
 local position, at = 0, 0
@@ -48,7 +71,7 @@ if life > 0 then
   at = tonumber(waiting and call('ZSCORE', queue, owner) or 0)
   if at == 0 then
     at = wanted
-    if at == 0 or at < now - 1000000 then at = now end
+    if at == 0 then at = now end
   end
   enqueue(owner, life, ARGV[3], at, ARGV[4])
   position = call('ZRANK', queue, owner) + 1

@@ -21,13 +21,15 @@ for i = 1, #KEYS do
     if holder == owner and token == wanted then
       answer = 1
       if expires - now > tonumber(ttl) then expires = now + ttl end
-      if now + life > expires then expires = now + life end
+      if now + life > expires then
+        expires, ttl = now + life, life
+      end
     end
   elseif ARGV[2] == 'refill' then
     if last <= wanted then
       answer = 1
       -- No attempt that has failed may take it back.
-      last, expires, token, since, channel, holder, attempt = wanted, now + life, wanted, now, '', owner, 2 ^ 52
+      last, expires, token, ttl, since, channel, holder, attempt = wanted, now + life, wanted, life, now, '', owner, 2 ^ 52
     else
       answer = 2
     end
@@ -36,7 +38,7 @@ for i = 1, #KEYS do
     local kept = string.format('%.0f', ARGV[1] + math.ceil((expires - now) / 1000))
     -- This comes first, as it is allowed when memory is short.
     call('PEXPIRE', main, kept)
-    call('HSET', main, 'h', pack(last, expires, token, life, since, channel, holder, attempt))
+    call('HSET', main, 'h', pack(last, expires, token, ttl, since, channel, holder, attempt))
     if not h then call('PEXPIRE', main, kept) end
   end
   answers[i] = answer

@@ -6,7 +6,8 @@
 --   s<owner>   of each waiter: time of lapsing, life, channel, time of arrival
 -- KEYS[2] is the queue, owners by place. All times are in us by the node's clock,
 -- which may be set: what then seems to last longer than it can is cut to what
--- it can last.
+-- it can last. A TTL is therefore that of the renewal by which the expiry came
+-- about.
 local call, pack, unpack = redis.call, cmsgpack.pack, cmsgpack.unpack
 local main, queue = KEYS[1], KEYS[2]
 local time = call('TIME')
@@ -30,6 +31,13 @@ local function write()
   else
     call('HSET', main, 'h', pack(last, 0))
   end
+end
+
+-- Keeps the record for so many ms, and for as long as the key is held besides:
+-- who waits for a moment must not end the record of a long lock.
+local function keep(kept)
+  if holder then kept = string.format('%.0f', kept + math.ceil((expires - now) / 1000)) end
+  call('PEXPIRE', main, kept)
 end
 
 local function drop(id)
@@ -77,7 +85,7 @@ local function enqueue(id, life, ch, at, kept)
   call('ZADD', queue, string.format('%.0f', at), id)
   call('PEXPIRE', queue, kept)
   call('HSET', main, 'q', 1, 's' .. id, pack(now + life, life, ch, from))
-  call('PEXPIRE', main, kept)
+  keep(kept)
 end
 
 -- Tells the first waiter that it is worth asking again.
