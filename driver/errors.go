@@ -54,7 +54,8 @@ type HeldError struct {
 	// unless it is renewed. Zero or less means not known.
 	Remaining time.Duration
 	// Position is the caller's place in the queue, 1 being the head, or 0 if
-	// the caller is not in it or the backend has no queue.
+	// the caller is not in it or the backend has no queue. Where
+	// [Properties.FairQueue] is false it is a guess.
 	Position int
 	// Ticket tells the caller's ticket from any other that the same owner had
 	// before or gets later, for backends that send EventGrant; otherwise 0.
