@@ -39,7 +39,7 @@ type keeper struct {
 	wake   chan struct{} // has room for one
 	lastOK instant       // when a call to the store last succeeded
 	wakeAt instant       // when the goroutine wakes up unless it is nudged
-	idle   bool          // nothing has been held for a while
+	idle   bool          // no grant has come since the last turn that found none
 }
 
 // lane is a queue of grants that are due for renewal. There are several, so
@@ -135,7 +135,6 @@ func (k *keeper) turn() time.Duration {
 		k.idle = true
 		return suspendTick
 	}
-	k.idle = false
 	return min(max(k.heap[0].due-now, 0), suspendTick)
 }
 
@@ -150,6 +149,7 @@ func (k *keeper) nudge() {
 // add takes on a grant, whose deadline and renewAt are set.
 func (k *keeper) add(g *grant) {
 	g.slot = -1
+	k.idle = false
 	k.schedule(g)
 	if g.due < k.wakeAt {
 		k.nudge()
