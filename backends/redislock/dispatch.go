@@ -86,6 +86,9 @@ type call struct {
 	// all that are on their way.
 	owner   string
 	tracked bool
+	// over says of a tracked call that its owner has given up, so that it must
+	// not be sent any more. It may be nil.
+	over func() bool
 	// repeated says that the call was made before and not answered, so that its
 	// answer may be to what it did then.
 	repeated bool
@@ -147,6 +150,12 @@ func (d *dispatcher) do(c *call) (reply any, acked int, err error) {
 	if c.tracked {
 		c.done = make(chan struct{})
 		d.adrift[c.owner] = append(d.adrift[c.owner], c)
+		// Asked only now: who gives up either sees the call, or is seen here.
+		if c.over != nil && c.over() {
+			d.landed(c)
+			d.mu.Unlock()
+			return nil, 0, fmt.Errorf("%w: redislock: given up", driver.ErrNotApplied)
+		}
 	}
 	if d.direct != nil && len(d.flushes) == 0 && len(d.queue) == 0 && !c.ack && !d.isSlow() {
 		if d.doDirectly(c) {
@@ -176,7 +185,7 @@ func (d *dispatcher) do(c *call) (reply any, acked int, err error) {
 }
 
 func (d *dispatcher) result(c *call) (reply any, acked int, err error) {
-	if addr, moved := redis.IsMovedError(c.err); moved && d.cluster == nil {
+	if addr, moved := redis.IsMovedError(c.err); moved && d.cluster == nil && !c.repeated {
 		return nil, 0, problem(ProblemCluster, c.err, "%s has the key", addr)
 	}
 	if c.err != nil {

@@ -64,9 +64,13 @@
 // It stays safe while a minority of nodes is down, slow, cut off, or restarted
 // with its data. A node that comes back without its data does not vote for
 // [QuorumOptions.MaxTTL], until all that it may have granted has run out, and is
-// given the locks of others by their next renewal. What it cannot survive is
-// that a majority loses its data at the same time; and if all nodes are without
-// data, they are taken for new.
+// given the locks of others by their next renewal. So does a node that was
+// restarted from a snapshot (RDB), which is always old, or whose place a replica
+// has taken: it is told by its run id, if the user may ask for INFO. A node with
+// an append-only file votes at once; without appendfsync always, a crash of the
+// machine, not of the server alone, can make it forget the last second. What the
+// quorum cannot survive is that a majority loses its data at the same time; and
+// if all nodes are without data, they are taken for new.
 //
 // Waiters are served in the order in which a majority saw them, but not strictly
 // so while nodes fail. There are no shared locks and no permits.

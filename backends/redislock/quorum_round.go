@@ -2,6 +2,7 @@ package redislock
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -92,20 +93,22 @@ func (q *Quorum) ask(
 }
 
 // askFor puts a question to nodes that may leave something there for the owner
-// of an acquisition. Such a question can be on its way still when the owner
-// gives up, and can arrive behind its withdrawal. Then it is undone.
+// of an acquisition. It must not arrive behind the owner's withdrawal: it is not
+// sent when over says so, and undone if the withdrawal may not have waited for it.
 func (q *Quorum) askFor(
 	ctx context.Context, timeout time.Duration, nodes []*node, req *driver.Request, attempt int64,
-	question func(context.Context, *node) (any, error),
+	question func(ctx context.Context, n *node, over func() bool) (any, error),
 ) *round {
 	s := q.watchAll(req.Owner, len(nodes))
+	over := func() bool { return q.left(s) }
+	start := time.Now()
 	return q.ask(ctx, timeout, nodes, func(ctx context.Context, n *node) (any, error) {
 		defer q.unwatch(req.Owner, s)
-		reply, err := question(ctx, n)
-		if q.left(s) {
+		reply, err := question(ctx, n, over)
+		if over() && (err != nil && !errors.Is(err, driver.ErrNotApplied) || time.Since(start) > timeout/2) {
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			defer cancel()
-			_, _ = q.settleOn(ctx, n, req, attempt, 0)
+			_, _ = q.settleOn(ctx, n, req, attempt, 0, nil)
 		}
 		return reply, err
 	})

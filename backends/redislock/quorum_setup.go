@@ -62,21 +62,35 @@ func (q *Quorum) ready(ctx context.Context) error {
 	if q.settled.Load() {
 		return nil
 	}
-	if !q.opened.Load() {
-		// Whoever asks nodes that are to begin before they have begun makes them
-		// wait as if they had lost their data.
-		select {
-		case q.opening <- struct{}{}:
-			defer func() { <-q.opening }()
-		case <-ctx.Done():
-			return fmt.Errorf("%w: redislock: looking at the nodes: %w", driver.ErrNotApplied, ctx.Err())
+	if q.opened.Load() {
+		return q.open(ctx)
+	}
+	// Whoever asks nodes that are to begin before they have begun makes them wait
+	// as if they had lost their data. So all wait for the first look, and it goes
+	// on when the one who started it gives up.
+	late := func() error {
+		return fmt.Errorf("%w: redislock: looking at the nodes: %w", driver.ErrNotApplied, ctx.Err())
+	}
+	select {
+	case q.opening <- struct{}{}:
+	case <-ctx.Done():
+		return late()
+	}
+	done := make(chan error, 1)
+	q.rounds.start(func() {
+		err := q.open(context.WithoutCancel(ctx))
+		if slices.ContainsFunc(q.nodes, func(n *node) bool { return n.setup.state() == nil }) {
+			q.opened.Store(true)
 		}
+		<-q.opening
+		done <- err
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return late()
 	}
-	err := q.open(ctx)
-	if !q.opened.Load() && slices.ContainsFunc(q.nodes, func(n *node) bool { return n.setup.state() == nil }) {
-		q.opened.Store(true)
-	}
-	return err
 }
 
 // open is ready without regard to others who do the same.

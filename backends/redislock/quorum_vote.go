@@ -94,7 +94,9 @@ type refusal struct {
 func (q *Quorum) ticketLife() time.Duration { return q.opts.LivenessWindow / 4 * 3 }
 
 // acquire asks one node for the key.
-func (q *Quorum) acquire(ctx context.Context, n *node, req *driver.Request, wanted, attempt int64) (any, error) {
+func (q *Quorum) acquire(
+	ctx context.Context, n *node, req *driver.Request, wanted, attempt int64, over func() bool,
+) (any, error) {
 	var life time.Duration
 	if req.Enqueue {
 		life = q.ticketLife()
@@ -106,7 +108,7 @@ func (q *Quorum) acquire(ctx context.Context, n *node, req *driver.Request, want
 			req.Owner, micros(req.TTL), channel(q.opts.Prefix, req.Manager), q.kept(max(req.TTL, 2*life)), micros(life),
 			wanted, attempt, q.quarantine(),
 		},
-		owner: req.Owner, tracked: true,
+		owner: req.Owner, tracked: true, over: over,
 	})
 }
 
@@ -114,8 +116,8 @@ func (q *Quorum) acquire(ctx context.Context, n *node, req *driver.Request, want
 // has granted it.
 func (q *Quorum) vote(ctx context.Context, req *driver.Request) (*vote, error) {
 	timeout, wanted, attempt := q.nodeTimeout(req.TTL), q.clock.guess(), q.attempts.Add(1)
-	r := q.askFor(ctx, timeout, q.nodes, req, attempt, func(ctx context.Context, n *node) (any, error) {
-		return q.acquire(ctx, n, req, wanted, attempt)
+	r := q.askFor(ctx, timeout, q.nodes, req, attempt, func(ctx context.Context, n *node, over func() bool) (any, error) {
+		return q.acquire(ctx, n, req, wanted, attempt, over)
 	})
 	v := &vote{token: q.tokenOf(req.Owner, req.Key)}
 	for !v.decided(q.majority, r.left) {
@@ -383,8 +385,11 @@ func (v *vote) split(majority int) bool {
 func (q *Quorum) settle(
 	ctx context.Context, timeout time.Duration, nodes []*node, req *driver.Request, attempt, place int64,
 ) int {
-	r := q.askFor(ctx, timeout, nodes, req, attempt, func(ctx context.Context, n *node) (any, error) {
-		return q.settleOn(ctx, n, req, attempt, place)
+	r := q.askFor(ctx, timeout, nodes, req, attempt, func(ctx context.Context, n *node, over func() bool) (any, error) {
+		if place <= 0 {
+			over = nil // it only removes
+		}
+		return q.settleOn(ctx, n, req, attempt, place, over)
 	})
 	free := 0
 	for {
@@ -398,7 +403,10 @@ func (q *Quorum) settle(
 	}
 }
 
-func (q *Quorum) settleOn(ctx context.Context, n *node, req *driver.Request, attempt, place int64) (any, error) {
+// settleOn is settle for one node.
+func (q *Quorum) settleOn(
+	ctx context.Context, n *node, req *driver.Request, attempt, place int64, over func() bool,
+) (any, error) {
 	if err := n.calls.await(ctx, req.Owner); err != nil {
 		return nil, err
 	}
@@ -408,7 +416,7 @@ func (q *Quorum) settleOn(ctx context.Context, n *node, req *driver.Request, att
 		args: []any{
 			req.Owner, attempt, place, micros(q.ticketLife()), channel(q.opts.Prefix, req.Manager), q.kept(2 * q.ticketLife()),
 		},
-		owner: req.Owner, tracked: true,
+		owner: req.Owner, tracked: true, over: over,
 	})
 }
 
@@ -419,10 +427,9 @@ func (v *vote) held(q *Quorum) error {
 	remaining := make([]time.Duration, 0, len(v.refused))
 	var positions []int
 	for _, r := range v.refused {
-		if r.holder != "" {
-			if by[r.holder]++; by[r.holder] > by[held.Holder] || held.Holder == "" {
-				held.Holder, held.Token = r.holder, r.token
-			}
+		// Fewer may be what a release has not reached yet.
+		if by[r.holder]++; r.holder != "" && by[r.holder] == q.majority {
+			held.Holder, held.Token = r.holder, r.token
 		}
 		remaining = append(remaining, r.remaining)
 		if r.position > 0 {

@@ -48,9 +48,10 @@ local first = head()
 if not holder and (not first or first == owner) then
   local id = info('server', 'run_id:(%w+)')
   if id and id ~= run then
-    -- The node was restarted. From a snapshot it has only what it granted until
-    -- then; an append-only file has all, or all but the last second.
-    if not info('persistence', 'aof_enabled:(1)') then
+    -- The node was restarted, or another has taken its place. From a snapshot it
+    -- has only what was granted until then, and as a replica what had reached it;
+    -- an append-only file has all, or all but the last second.
+    if not info('persistence', 'aof_enabled:(1)') or not info('replication', 'second_repl_offset:(%-1)') then
       mark(now, id)
       return {2, now, tonumber(ARGV[8])}
     end
