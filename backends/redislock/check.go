@@ -938,7 +938,7 @@ func (c *check) aclFix() string {
 		commands = append(commands, "wait")
 	}
 	if c.quorum {
-		commands = append(commands, "get", "set")
+		commands = append(commands, "get", "set", "lastsave")
 	}
 	_, cluster := c.client.(*redis.ClusterClient)
 	if cluster || c.nodes {

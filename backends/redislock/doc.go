@@ -100,7 +100,7 @@
 //	  +zadd +zcard +zrange +zrangebyscore +zrank +zrem +zremrangebyrank +zscore +publish +subscribe +ping
 //	  +scan +info
 //
-// and +wait for [Options.Replicas], +get and +set for a quorum, +select for a
+// and +wait for [Options.Replicas], +get, +set and +lastsave for a quorum, +select for a
 // database other than 0, and what the client itself uses in a cluster. INFO may
 // be forbidden: then less is found out.
 //

@@ -44,6 +44,8 @@ const (
 	defaultQuorumPrefix = "dlmq:"
 	defaultNodeTimeout  = 250 * time.Millisecond
 	defaultMaxTTL       = time.Minute
+	// minQuorumTTL leaves the nodes some time to answer.
+	minQuorumTTL = 100 * time.Millisecond
 )
 
 func (o *QuorumOptions) withDefaults() (QuorumOptions, error) {
@@ -257,6 +259,7 @@ func (q *Quorum) Properties() driver.Properties {
 	return driver.Properties{
 		Name:           "redis-quorum",
 		Tokens:         driver.TokensClock,
+		MinTTL:         minQuorumTTL,
 		LivenessWindow: q.opts.LivenessWindow,
 	}
 }

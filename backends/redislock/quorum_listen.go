@@ -14,7 +14,9 @@ import (
 const (
 	// wakePatience is how long a wake-up waits for those of other nodes: a
 	// waiter that asks before they are free would be refused by them.
-	wakePatience = 10 * time.Millisecond
+	wakePatience = 20 * time.Millisecond
+	// echoes is for how long the same news from other nodes are no news.
+	echoes = time.Second
 	// resubscribe is the pause before a node is subscribed to again. It doubles
 	// up to maxResubscribe.
 	resubscribe    = 50 * time.Millisecond
@@ -66,6 +68,7 @@ type news struct {
 type votes struct {
 	from  map[int]struct{}
 	timer *time.Timer
+	told  bool // it was passed on
 }
 
 // listenTo subscribes to one node, again and again, until the context ends.
@@ -102,35 +105,46 @@ func (e *ear) hear(from int, event driver.Event) {
 	}
 	what := news{event.Kind, event.Lease.Owner}
 	v := e.votes[what]
+	if v != nil && v.told {
+		if _, again := v.from[from]; again {
+			v.timer.Stop()
+			v = nil // these are other news
+		}
+	}
 	if v == nil {
 		v = &votes{from: make(map[int]struct{})}
 		e.votes[what] = v
-		v.timer = time.AfterFunc(wakePatience, func() { e.enough(what, v, event, event.Kind == driver.EventWake) })
+		v.timer = time.AfterFunc(wakePatience, func() { e.timeUp(what, v, event) })
 	}
 	v.from[from] = struct{}{}
-	if len(v.from) == e.q.majority {
-		e.tell(what, v, event)
+	if !v.told && len(v.from) >= e.q.majority {
+		e.tell(v, event)
 	}
-}
-
-// enough passes news on, or forgets them, though no majority has told of them.
-func (e *ear) enough(what news, v *votes, event driver.Event, pass bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.votes[what] != v || e.closed {
-		return
-	}
-	if pass {
-		e.tell(what, v, event)
-	} else {
+	if len(v.from) == len(e.q.nodes) {
+		v.timer.Stop()
 		delete(e.votes, what)
 	}
 }
 
-// tell passes news on. The mutex is held.
-func (e *ear) tell(what news, v *votes, event driver.Event) {
-	v.timer.Stop()
-	delete(e.votes, what)
+// timeUp passes a wake-up on though no majority has told of it, and forgets what
+// was passed on long ago or is not to be believed.
+func (e *ear) timeUp(what news, v *votes, event driver.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.votes[what] != v || e.closed:
+	case !v.told && event.Kind == driver.EventWake:
+		e.tell(v, event)
+	default:
+		delete(e.votes, what)
+	}
+}
+
+// tell passes news on, and waits for the other nodes to tell the same. The mutex
+// is held.
+func (e *ear) tell(v *votes, event driver.Event) {
+	v.told = true
+	v.timer.Reset(echoes)
 	e.handle(event)
 }
 

@@ -275,6 +275,9 @@ func (e *tooFewError) Error() string {
 // Unwrap returns the errors of the nodes if no other node is left that could do
 // what these cannot. What one node says is not what the quorum says.
 func (e *tooFewError) Unwrap() []error {
+	if e.answered+len(e.errs) < e.nodes {
+		return []error{context.DeadlineExceeded} // that of the step
+	}
 	if len(e.errs) == e.nodes {
 		for _, kind := range []error{driver.ErrInvalid, driver.ErrNotApplied, driver.ErrClosed} {
 			if !slices.ContainsFunc(e.errs, func(err error) bool { return !errors.Is(err, kind) }) {
@@ -292,6 +295,14 @@ func (q *Quorum) tooFew(answered int, errs []error) error {
 // afterLoss gives back what some nodes have granted though a majority has not.
 func (q *Quorum) afterLoss(ctx context.Context, r *round, v *vote, req *driver.Request, wanted, attempt int64) error {
 	timeout := q.nodeTimeout(req.TTL)
+	if v.known && len(v.granted)+len(v.refused) < q.majority {
+		// It was a repetition, and the lock lasts for as long as it did before.
+		q.rest(r, func(answer) {}, nil)
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("redislock: %w: %w", errNoReply, err)
+		}
+		return q.tooFew(len(v.granted)+len(v.refused), v.errs)
+	}
 	giveBack := func(v *vote) {
 		for _, n := range v.doubtful {
 			q.settle(context.Background(), timeout, []*node{n}, req, attempt, asItIs)

@@ -258,10 +258,12 @@ func TestQuorumForgetfulNode(t *testing.T) {
 	q := startNodes(t, 3, nil)
 	a, b := q.backend(), q.backend()
 	for _, backend := range []*redislock.Quorum{a, b} {
-		lease, err := backend.Acquire(t.Context(), request("first", "x", time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		var lease driver.Lease
+		eventually(t, "the nodes are known", func() (ok bool) {
+			var err error
+			lease, err = backend.Acquire(t.Context(), request("first", "x", time.Second))
+			return err == nil
+		})
 		if err := backend.Release(t.Context(), lease); err != nil {
 			t.Fatal(err)
 		}

@@ -1,8 +1,8 @@
 
 -- Grants the key on this node, or refuses and, if asked to, gives or refreshes a
 -- place in the queue.
--- KEYS[3]: since when the node has its data, and the run id of the server that
--- had it last. ARGV: owner, TTL in us, channel, how long the record is kept in ms,
+-- KEYS[3]: since when the node has its data, the run id of the server that had it
+-- last, and by what that is known again. ARGV: owner, TTL in us, channel, how long the record is kept in ms,
 -- life of a ticket in us (0: no ticket), wanted place and token (0: none), number
 -- of the attempt, for how long a node without data does not vote in us.
 -- Returns {1, now, token, 1 if the owner held it already}, or {0, now, holder,
@@ -28,12 +28,19 @@ local function info(section, what)
   return type(text) == 'string' and string.match(text, what) or nil
 end
 
+-- What INFO says takes longer than all the rest. As long as neither the time of
+-- the last save, which begins with the start of the server, nor a place in its
+-- memory has changed, it is the same run of the same server.
+local saved = redis.pcall('LASTSAVE')
+local sign = tostring(saved) .. '/' .. tostring(redis):gsub('%s', '')
+
 local function mark(from, run)
-  call('SET', KEYS[3], string.format('%.0f', from) .. ' ' .. (run or ''))
+  call('SET', KEYS[3], string.format('%.0f', from) .. ' ' .. (run or '') .. ' ' .. sign)
 end
 
-local from, run = string.match(call('GET', KEYS[3]) or '', '^(%d+) (%w*)$')
+local from, run, signed = string.match(call('GET', KEYS[3]) or '', '^(%d+) (%w*) ?(%S*)$')
 from = tonumber(from)
+local same = type(saved) == 'number' and signed == sign and now > (saved + 2) * 1000000
 if not from or from > now then
   -- The node has lost its data, or its clock was set back. It may have granted
   -- what it does not know of.
@@ -46,7 +53,7 @@ end
 
 local first = head()
 if not holder and (not first or first == owner) then
-  local id = info('server', 'run_id:(%w+)')
+  local id = not same and info('server', 'run_id:(%w+)')
   if id and id ~= run then
     -- The node was restarted, or another has taken its place. From a snapshot it
     -- has only what was granted until then, and as a replica what had reached it;
@@ -55,6 +62,8 @@ if not holder and (not first or first == owner) then
       mark(now, id)
       return {2, now, tonumber(ARGV[8])}
     end
+    mark(from, id)
+  elseif id and signed ~= sign then
     mark(from, id)
   end
   if waiting and first == owner then drop(owner) end

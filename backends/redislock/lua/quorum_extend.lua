@@ -2,7 +2,7 @@
 -- ARGV: how long the records are kept in ms, whether to make anew what is missing
 -- ("refill"), then for each grant: owner, token, TTL in us.
 -- Returns for each: 1, or if it is not there 0, or 2 if somebody else holds the
--- key or has held it since.
+-- key.
 local call, pack, unpack = redis.call, cmsgpack.pack, cmsgpack.unpack
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -26,13 +26,11 @@ for i = 1, #KEYS do
       end
     end
   elseif ARGV[2] == 'refill' then
-    if last <= wanted then
-      answer = 1
-      -- No attempt that has failed may take it back.
-      last, expires, token, ttl, since, channel, holder, attempt = wanted, now + life, wanted, life, now, '', owner, 2 ^ 52
-    else
-      answer = 2
-    end
+    -- What was granted here since cannot have been by a majority. No attempt that
+    -- has failed may take it back.
+    answer = 1
+    if wanted > last then last = wanted end
+    expires, token, ttl, since, channel, holder, attempt = now + life, wanted, life, now, '', owner, 2 ^ 52
   end
   if answer == 1 then
     local kept = string.format('%.0f', ARGV[1] + math.ceil((expires - now) / 1000))
