@@ -291,13 +291,14 @@ type Forcer interface {
 type Severity uint8
 
 const (
-	// SeverityOK: it is as it should be.
+	// SeverityOK says that it is as it should be.
 	SeverityOK Severity = iota
-	// SeverityUnknown: it could not be found out.
+	// SeverityUnknown says that it could not be found out.
 	SeverityUnknown
-	// SeverityWarning: locks work, but less is promised than could be.
+	// SeverityWarning says that locks work, but that less is promised than could
+	// be.
 	SeverityWarning
-	// SeverityCritical: locks do not work, or can be lost in ordinary
+	// SeverityCritical says that locks do not work, or can be lost in ordinary
 	// operation.
 	SeverityCritical
 )

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-dlm/dlm/driver"
@@ -262,14 +263,15 @@ type tooFewError struct {
 }
 
 func (e *tooFewError) Error() string {
-	s := fmt.Sprintf("redislock: %d of %d nodes answered", e.answered, e.nodes)
+	var s strings.Builder
+	s.WriteString(fmt.Sprintf("redislock: %d of %d nodes answered", e.answered, e.nodes))
 	for _, err := range e.errs {
-		s += "; " + err.Error()
+		s.WriteString("; " + err.Error())
 	}
 	if e.answered+len(e.errs) < e.nodes {
-		s += "; no reply from the others yet"
+		s.WriteString("; no reply from the others yet")
 	}
-	return s
+	return s.String()
 }
 
 // Unwrap returns the errors of the nodes if no other node is left that could do

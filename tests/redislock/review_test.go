@@ -360,15 +360,15 @@ func TestQuorumBeginsThoughGivenUp(t *testing.T) {
 // luaSource puts together a script of the quorum.
 func luaSource(t *testing.T, names ...string) string {
 	t.Helper()
-	var source string
+	var source strings.Builder
 	for _, name := range names {
 		text, err := os.ReadFile("../../backends/redislock/lua/" + name + ".lua")
 		if err != nil {
 			t.Fatal(err)
 		}
-		source += string(text)
+		source.WriteString(string(text))
 	}
-	return source
+	return source.String()
 }
 
 // The token of an attempt that has failed, arriving late, does not replace that
