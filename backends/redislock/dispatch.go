@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -19,12 +20,15 @@ const (
 	// maxFlushes is how many batches are on their way at once. One that takes
 	// longer than stalled does not count, so that a connection which hangs does
 	// not hold up the others.
-	maxFlushes = 2
+	maxFlushes = 3
 	stalled    = 20 * time.Millisecond
 	// maxStalled bounds the goroutines that wait for answers all the same.
 	maxStalled = 64
 	// maxBatch bounds the calls in one batch.
 	maxBatch = 128
+
+	// crowd is for how long after that calls are expected to meet again.
+	crowd = 2 * time.Millisecond
 
 	// directTimeout bounds a call that is made by the caller's own goroutine,
 	// and so how late it may notice that its context has ended.
@@ -61,6 +65,7 @@ type dispatcher struct {
 	mu      sync.Mutex
 	queue   []*call
 	flushes map[*flush]struct{}
+	crowded time.Time // when calls last went together
 	slow    time.Time // until then no call is made directly
 	slowFor time.Duration
 	// adrift are the calls with an owner that were given up after they had been
@@ -157,7 +162,7 @@ func (d *dispatcher) do(c *call) (reply any, acked int, err error) {
 			return nil, 0, fmt.Errorf("%w: redislock: given up", driver.ErrNotApplied)
 		}
 	}
-	if d.direct != nil && len(d.flushes) == 0 && len(d.queue) == 0 && !c.ack && !d.isSlow() {
+	if d.direct != nil && len(d.flushes) == 0 && len(d.queue) == 0 && !c.ack && !d.isSlow() && d.isCalm() {
 		if d.doDirectly(c) {
 			if c.tracked {
 				close(c.done)
@@ -198,6 +203,10 @@ func (d *dispatcher) result(c *call) (reply any, acked int, err error) {
 	}
 	return c.cmd.Val(), c.acked, nil
 }
+
+// isCalm says that no calls went together a moment ago, so that this is likely to
+// be a lone one. The mutex is held.
+func (d *dispatcher) isCalm() bool { return d.crowded.IsZero() || time.Since(d.crowded) > crowd }
 
 // isSlow says that the server was slow a short time ago. The mutex is held.
 func (d *dispatcher) isSlow() bool { return !d.slow.IsZero() && time.Now().Before(d.slow) }
@@ -344,11 +353,19 @@ func (d *dispatcher) flush(f *flush) {
 			c.queued = false
 		}
 		f.since = time.Now()
+		if n > 1 {
+			d.crowded = f.since
+		}
 		d.mu.Unlock()
 		if d.cluster != nil {
 			d.sendApart(batch)
 		} else {
 			d.send(batch)
+		}
+		if n > 1 {
+			// Let those who were answered make their next calls, which then go
+			// together.
+			runtime.Gosched()
 		}
 	}
 }
