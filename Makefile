@@ -10,6 +10,7 @@ export GOWORK :=
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 
 bin := $(CURDIR)/bin
+module := github.com/go-dlm/dlm
 
 # Options of the targets below.
 B ?=
@@ -32,7 +33,8 @@ check: lint arch tidy modules ## everything that can be said without running the
 # atomic.Pointer, which the linker may pick for the whole program; the detector
 # then sees races where there are none, and none where there are some.
 # Most tests of backends wait for a time to live to run out, so more of them
-# than there are cores run side by side.
+# than there are cores run side by side. Packages with real servers are tested
+# one after another.
 race := -race -gcflags=modernc.org/sqlite/lib=-race=false -parallel 4
 
 .PHONY: servers
@@ -41,7 +43,8 @@ servers: # install the servers that the tests start, as far as they are missing
 
 .PHONY: test
 test: servers ## all tests of all modules, with the race detector
-	go test $(race) -timeout 20m work
+	go test $(race) -timeout 10m $$(go list work | grep -v '^$(module)/tests/')
+	go test $(race) -timeout 20m -p 1 ./tests/...
 
 .PHONY: race
 race: servers ## all tests again and again in random order; COUNT=5

@@ -140,7 +140,7 @@ func (q *Quorum) open(ctx context.Context) error {
 }
 
 // setupTimeout bounds the first look at a node.
-const setupTimeout = 2 * time.Second
+const setupTimeout = 5 * time.Second
 
 // nodeInfo is what the first look at a node has shown.
 type nodeInfo struct {

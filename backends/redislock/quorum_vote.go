@@ -33,7 +33,7 @@ func (q *Quorum) Acquire(ctx context.Context, req driver.Request) (driver.Lease,
 			q.handedOut(&lease)
 			return lease, nil
 		}
-		if !v.again || attempt == maxVotes {
+		if !v.again || attempt == maxVotes || ctx.Err() != nil {
 			return driver.Lease{}, v.held(q)
 		}
 		// Others have stood in our way who are gone, or stand behind us now.
@@ -277,7 +277,8 @@ func (e *tooFewError) Error() string {
 // Unwrap returns the errors of the nodes if no other node is left that could do
 // what these cannot. What one node says is not what the quorum says.
 func (e *tooFewError) Unwrap() []error {
-	if e.answered+len(e.errs) < e.nodes {
+	late := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
+	if e.answered+len(e.errs) < e.nodes || slices.ContainsFunc(e.errs, late) {
 		return []error{context.DeadlineExceeded} // that of the step
 	}
 	if len(e.errs) == e.nodes {
@@ -328,15 +329,12 @@ func (q *Quorum) afterLoss(ctx context.Context, r *round, v *vote, req *driver.R
 	if nodes := v.unsettled(place); len(nodes) > 0 {
 		v.again = q.settle(ctx, timeout, nodes, req, attempt, place) >= q.majority || v.split(q.majority)
 	}
-	switch {
-	case len(v.granted)+len(v.refused) < q.majority:
+	if len(v.granted)+len(v.refused) < q.majority {
 		err := q.tooFew(len(v.granted)+len(v.refused), v.errs)
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
 		return err
-	case ctx.Err() != nil:
-		return fmt.Errorf("redislock: %w: %w", errNoReply, ctx.Err())
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ func waiters(scale float64) int { return scaledCount(1000, scale, 20) }
 // had the lock. Then the same once more with at most 200 that begin to wait
 // one millisecond apart, which says whether they are served in turn.
 func (f *run) crowd(ctx context.Context) error {
-	limit := f.scaled(time.Minute, 5*time.Second)
+	limit := f.scaled(time.Minute, 20*time.Second)
 	ctx, cancel := context.WithTimeout(ctx, 2*limit+time.Minute)
 	defer cancel()
 	n := waiters(f.scale)

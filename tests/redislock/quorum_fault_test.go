@@ -48,7 +48,7 @@ func (q *nodes) clients() []redis.UniversalClient {
 }
 
 func (q *nodes) options() *redislock.QuorumOptions {
-	return &redislock.QuorumOptions{Prefix: q.prefix, LivenessWindow: window, MaxTTL: 5 * time.Second}
+	return &redislock.QuorumOptions{Prefix: q.prefix, LivenessWindow: window, MaxTTL: 5 * time.Second, NodeTimeout: 2 * time.Second}
 }
 
 func (q *nodes) backend() *redislock.Quorum {

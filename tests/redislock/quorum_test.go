@@ -19,9 +19,9 @@ import (
 // quorumHarness is the harness of a quorum of servers.
 func quorumHarness(tb testing.TB, nodes []*servers.Redis) *drivertest.Harness {
 	cut := newCuts(tb)
-	opts := redislock.QuorumOptions{Prefix: newPrefix(), LivenessWindow: window, NodeTimeout: time.Second, MaxTTL: dlm.MaxTTL}
+	opts := redislock.QuorumOptions{Prefix: newPrefix(), LivenessWindow: 2 * window, NodeTimeout: 2 * time.Second, MaxTTL: dlm.MaxTTL}
 	return &drivertest.Harness{
-		Unit: 2 * unit, // half of it is for a node to answer
+		Unit: 4 * unit, // half of it is for a node to answer
 		Open: func(t testing.TB) driver.Backend {
 			var clients []redis.UniversalClient
 			for _, n := range nodes {
