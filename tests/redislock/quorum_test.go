@@ -19,7 +19,7 @@ import (
 // quorumHarness is the harness of a quorum of servers.
 func quorumHarness(tb testing.TB, nodes []*servers.Redis) *drivertest.Harness {
 	cut := newCuts(tb)
-	opts := redislock.QuorumOptions{Prefix: newPrefix(), LivenessWindow: 2 * window, NodeTimeout: 2 * time.Second, MaxTTL: dlm.MaxTTL}
+	opts := redislock.QuorumOptions{Prefix: newPrefix(), LivenessWindow: 3 * window, NodeTimeout: 2 * time.Second, MaxTTL: dlm.MaxTTL}
 	return &drivertest.Harness{
 		Unit: 4 * unit, // half of it is for a node to answer
 		Open: func(t testing.TB) driver.Backend {
@@ -48,7 +48,7 @@ func quorumHarness(tb testing.TB, nodes []*servers.Redis) *drivertest.Harness {
 }
 
 func TestConformanceQuorum(t *testing.T) {
-	nodes := servers.StartMasters(t, 5, nil)
+	nodes := servers.StartMasters(t, 3, nil)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness { return quorumHarness(t, nodes) })
 }
 
