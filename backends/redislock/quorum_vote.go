@@ -437,9 +437,11 @@ func (v *vote) held(q *Quorum) error {
 	by := make(map[string]int)
 	remaining := make([]time.Duration, 0, len(v.refused))
 	var positions []int
+	unheard := len(q.nodes) - len(v.refused) - len(v.granted)
 	for _, r := range v.refused {
-		// Fewer may be what a release has not reached yet.
-		if by[r.holder]++; r.holder != "" && by[r.holder] == q.majority {
+		// What cannot be a majority may be what a release has not reached yet.
+		by[r.holder]++
+		if r.holder != "" && by[r.holder]+unheard >= q.majority && by[r.holder] > by[held.Holder] || held.Holder == r.holder {
 			held.Holder, held.Token = r.holder, r.token
 		}
 		remaining = append(remaining, r.remaining)
