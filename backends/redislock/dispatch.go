@@ -195,6 +195,16 @@ func (d *dispatcher) result(c *call) (reply any, acked int, err error) {
 	}
 	if c.err != nil {
 		err := classify(c.err)
+		_, said := serverSays(c.err)
+		switch {
+		case !said && is(err, ProblemNotRedis):
+			// The server was looked at before, so this is a reply that was spoilt on
+			// its way: the call may have been carried out.
+			err = fmt.Errorf("redislock: %w", c.err)
+		case d.cluster != nil && errors.Is(c.err, redis.ErrClosed):
+			// A node that has left the cluster; the client asks another one next.
+			err = fmt.Errorf("%w: redislock: %w", driver.ErrNotApplied, c.err)
+		}
 		if c.repeated && (errors.Is(err, driver.ErrNotApplied) || errors.Is(err, driver.ErrInvalid)) {
 			// That holds for the second time only.
 			err = fmt.Errorf("redislock: %w: %v", errNoReply, c.err)

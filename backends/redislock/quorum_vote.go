@@ -441,7 +441,7 @@ func (v *vote) held(q *Quorum) error {
 	for _, r := range v.refused {
 		// What cannot be a majority may be what a release has not reached yet.
 		by[r.holder]++
-		if r.holder != "" && by[r.holder]+unheard >= q.majority && by[r.holder] > by[held.Holder] || held.Holder == r.holder {
+		if r.holder != "" && by[r.holder]+unheard >= q.majority && (held.Holder == "" || by[r.holder] > by[held.Holder]) {
 			held.Holder, held.Token = r.holder, r.token
 		}
 		remaining = append(remaining, r.remaining)
