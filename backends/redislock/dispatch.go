@@ -17,13 +17,16 @@ import (
 )
 
 const (
-	// maxFlushes is how many batches are on their way at once. One that takes
-	// longer than stalled does not count, so that a connection which hangs does
-	// not hold up the others.
+	// maxFlushes is how many batches are on their way at once. If none of them has
+	// got on for as long as stalled, there can be one more, so that connections
+	// which hang do not hold up the rest; and up to maxExtra, each after twice the
+	// time, as a server that is only slow is not helped by more of them.
 	maxFlushes = 3
 	stalled    = 20 * time.Millisecond
-	// maxStalled bounds the goroutines that wait for answers all the same.
-	maxStalled = 64
+	maxExtra   = 8
+	// maxApart bounds the parts of batches that are on their way to the nodes of
+	// a cluster.
+	maxApart = 64
 	// maxBatch bounds the calls in one batch.
 	maxBatch = 128
 
@@ -121,7 +124,7 @@ func newDispatcher(client redis.UniversalClient, replicas int, timeout time.Dura
 		flushes: make(map[*flush]struct{}), adrift: make(map[string][]*call),
 	}
 	if cluster, ok := client.(*redis.ClusterClient); ok {
-		d.cluster, d.apart = cluster, make(chan struct{}, maxStalled)
+		d.cluster, d.apart = cluster, make(chan struct{}, maxApart)
 	}
 	if c, ok := client.(*redis.Client); ok {
 		d.direct = c.WithTimeout(min(positive(c.Options().ReadTimeout), positive(c.Options().WriteTimeout), directTimeout))
@@ -328,17 +331,16 @@ func (d *dispatcher) landed(c *call) {
 
 // start makes sure that somebody sends what is in the queue. The mutex is held.
 func (d *dispatcher) start() {
-	active := len(d.flushes)
-	if active >= maxFlushes && active < maxStalled {
-		now := time.Now()
+	if n := len(d.flushes); n >= maxFlushes {
+		var newest time.Time
 		for f := range d.flushes {
-			if now.Sub(f.since) > stalled {
-				active--
+			if f.since.After(newest) {
+				newest = f.since
 			}
 		}
-	}
-	if active >= maxFlushes {
-		return
+		if n >= maxFlushes+maxExtra || time.Since(newest) < stalled<<(n-maxFlushes) {
+			return
+		}
 	}
 	f := &flush{since: time.Now()}
 	d.flushes[f] = struct{}{}

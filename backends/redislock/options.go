@@ -19,7 +19,7 @@ type Options struct {
 	// LivenessWindow bounds how long a waiter that has died can hold up those
 	// behind it. It must be between 100ms and 1h. Defaults to 20s.
 	LivenessWindow time.Duration
-	// KeepTokens is how long the last token of a key is remembered after its
+	// KeepTokens is how long the last token of a key is remembered at least after its
 	// last lock has ended, which takes about 150 bytes. After that the
 	// server's clock alone makes tokens rise. It must be between 1m and
 	// 366 days, and is to be longer than any step by which the clock may be

@@ -92,6 +92,7 @@ type Quorum struct {
 	wonSweep int // at which size to forget those whose time is over
 
 	attempts atomic.Int64 // numbers the votes
+	voting   throttle
 
 	ended  atomic.Bool
 	closed chan struct{}

@@ -15,8 +15,13 @@ const (
 	// wakePatience is how long a wake-up waits for those of other nodes: a
 	// waiter that asks before they are free would be refused by them.
 	wakePatience = 20 * time.Millisecond
-	// echoes is for how long the same news from other nodes are no news.
-	echoes = time.Second
+	// lossPatience is for how long the nodes may take to tell of a loss, which
+	// is believed only when a majority does.
+	lossPatience = time.Second
+	// echoes is for how long the same wake-up from other nodes may be the one
+	// that was passed on already. As it may also be another one, it is passed on
+	// when this time is over: a waiter that has got the lock since does not mind.
+	echoes = 100 * time.Millisecond
 	// resubscribe is the pause before a node is subscribed to again. It doubles
 	// up to maxResubscribe.
 	resubscribe    = 50 * time.Millisecond
@@ -69,6 +74,7 @@ type votes struct {
 	from  map[int]struct{}
 	timer *time.Timer
 	told  bool // it was passed on
+	again bool // and a node has told of it since
 }
 
 // listenTo subscribes to one node, again and again, until the context ends.
@@ -106,34 +112,37 @@ func (e *ear) hear(from int, event driver.Event) {
 	what := news{event.Kind, event.Lease.Owner}
 	v := e.votes[what]
 	if v != nil && v.told {
-		if _, again := v.from[from]; again {
-			v.timer.Stop()
-			v = nil // these are other news
+		if _, again := v.from[from]; !again || event.Kind == driver.EventLost {
+			v.from[from] = struct{}{}
+			v.again = event.Kind == driver.EventWake
+			return
 		}
+		v.timer.Stop()
+		v = nil // this is another wake-up
 	}
 	if v == nil {
 		v = &votes{from: make(map[int]struct{})}
 		e.votes[what] = v
-		v.timer = time.AfterFunc(wakePatience, func() { e.timeUp(what, v, event) })
+		patience := wakePatience
+		if event.Kind == driver.EventLost {
+			patience = lossPatience
+		}
+		v.timer = time.AfterFunc(patience, func() { e.timeUp(what, v, event) })
 	}
 	v.from[from] = struct{}{}
-	if !v.told && len(v.from) >= e.q.majority {
+	if len(v.from) >= e.q.majority {
 		e.tell(v, event)
-	}
-	if len(v.from) == len(e.q.nodes) {
-		v.timer.Stop()
-		delete(e.votes, what)
 	}
 }
 
-// timeUp passes a wake-up on though no majority has told of it, and forgets what
-// was passed on long ago or is not to be believed.
+// timeUp passes a wake-up on though no majority has told of it, or though it may
+// be an echo, and forgets what was passed on long ago or is not to be believed.
 func (e *ear) timeUp(what news, v *votes, event driver.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
 	case e.votes[what] != v || e.closed:
-	case !v.told && event.Kind == driver.EventWake:
+	case event.Kind == driver.EventWake && (!v.told || v.again):
 		e.tell(v, event)
 	default:
 		delete(e.votes, what)
@@ -143,7 +152,7 @@ func (e *ear) timeUp(what news, v *votes, event driver.Event) {
 // tell passes news on, and waits for the other nodes to tell the same. The mutex
 // is held.
 func (e *ear) tell(v *votes, event driver.Event) {
-	v.told = true
+	v.told, v.again = true, false
 	v.timer.Reset(echoes)
 	e.handle(event)
 }

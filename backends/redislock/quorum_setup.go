@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -157,6 +158,10 @@ func (q *Quorum) look(ctx context.Context, n *node) (nodeInfo, error) {
 	}
 	if err := info.usable(); err != nil {
 		return nodeInfo{}, err
+	}
+	// So that already the first crowd stands in the same order everywhere.
+	if us, err := strconv.ParseInt(info["server_time_usec"], 10, 64); err == nil {
+		q.clock.heard(us)
 	}
 	refused, err := probe(ctx, n.calls, q.opts.Prefix, probeTag, true)
 	if err != nil {

@@ -24,7 +24,7 @@ func (q *Quorum) Acquire(ctx context.Context, req driver.Request) (driver.Lease,
 		return driver.Lease{}, err
 	}
 	for attempt := 1; ; attempt++ {
-		v, err := q.vote(ctx, &req)
+		v, err := q.voteInTurn(ctx, &req)
 		if err != nil {
 			return driver.Lease{}, err
 		}
@@ -111,6 +111,17 @@ func (q *Quorum) acquire(
 		},
 		owner: req.Owner, tracked: true, over: over,
 	})
+}
+
+// voteInTurn is vote for one of many.
+func (q *Quorum) voteInTurn(ctx context.Context, req *driver.Request) (*vote, error) {
+	if err := q.voting.enter(ctx); err != nil {
+		return nil, err
+	}
+	start, timeout := time.Now(), q.nodeTimeout(req.TTL)
+	v, err := q.vote(ctx, req)
+	q.voting.leave(ctx.Err() == nil && (err != nil || time.Since(start) > timeout), timeout)
+	return v, err
 }
 
 // vote asks all nodes for the key, and leaves no grant behind unless a majority

@@ -11,7 +11,7 @@ import (
 // is called.
 func lockStore(t testing.TB, path string) (release func()) {
 	t.Helper()
-	db, err := sql.Open("sqlite", "file:"+path)
+	db, err := sql.Open("sqlite", "file:"+path+"?_busy_timeout=10000") // dlm renews now and then
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -63,7 +63,12 @@ func (q *nodes) backend() *redislock.Quorum {
 
 func (q *nodes) manager(cfg *dlm.LockConfig) *dlm.Manager {
 	q.t.Helper()
-	m, err := redislock.NewQuorumLockManager(q.clients(), cfg, q.options())
+	return q.managerWith(cfg, q.options())
+}
+
+func (q *nodes) managerWith(cfg *dlm.LockConfig, opts *redislock.QuorumOptions) *dlm.Manager {
+	q.t.Helper()
+	m, err := redislock.NewQuorumLockManager(q.clients(), cfg, opts)
 	if err != nil {
 		q.t.Fatal(err)
 	}
@@ -381,7 +386,12 @@ func TestQuorumCrowd(t *testing.T) {
 	t.Parallel()
 	const waiters = 200
 	q := startNodes(t, 5, nil)
-	managers := []*dlm.Manager{q.manager(nil), q.manager(nil), q.manager(nil), q.manager(nil)}
+	opts := q.options()
+	opts.LivenessWindow = 10 * window // not to be about busy machines
+	var managers []*dlm.Manager
+	for range 4 {
+		managers = append(managers, q.managerWith(nil, opts))
+	}
 	var inside, served atomic.Int32
 	var wg sync.WaitGroup
 	for i := range waiters {

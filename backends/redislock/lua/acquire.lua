@@ -8,24 +8,31 @@ local call, pack, unpack = redis.call, cmsgpack.pack, cmsgpack.unpack
 local main, owner, kind = KEYS[1], ARGV[1], ARGV[5]
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-local record = call('HMGET', main, 'h', 'q', 'm')
-local last, expires, token, ttl, since, channel, holder = 0, 0
-if record[1] then
-  last, expires, token, ttl, since, channel, holder = unpack(record[1])
-  if expires ~= 0 and type(holder) ~= 'string' then error('WRONGTYPE not the record of a lock', 0) end
-elseif redis.pcall('PTTL', main) == -1 then -- ours expire
-  error('WRONGTYPE not the record of a lock', 0)
+local record = call('HGET', main, 'h')
+local last, expires, stays, more, token, ttl, since, channel, holder = 0, 0, 0
+if record then
+  last, expires, stays, more, token, ttl, since, channel, holder = unpack(record)
+  if type(stays) ~= 'number' or expires ~= 0 and type(holder) ~= 'string' then
+    error('WRONGTYPE not the record of a lock', 0)
+  end
+else
+  local left = call('PTTL', main)
+  if left == -1 then error('WRONGTYPE not the record of a lock', 0) end -- ours expire
+  more = left ~= -2
 end
 
 -- Almost always: nobody holds the key and nobody waits for it.
-if expires <= now and not record[2] and not record[3] and kind == 'x1' then
+if expires <= now and not more and kind == 'x1' then
   if last >= now then
     token = last + 1
   else
     token = now
   end
-  call('HSET', main, 'h', pack(token, now + ARGV[2], token, ARGV[2], now, ARGV[3], owner))
-  call('PEXPIRE', main, ARGV[4])
+  local kept = ARGV[4] * 1000
+  local short = stays < now + kept or stays > now + 2 * kept
+  if short then stays = now + math.floor(ARGV[4] * 1.125) * 1000 end -- so that it is seldom
+  call('HSET', main, 'h', pack(token, now + ARGV[2], stays, false, token, ARGV[2], now, ARGV[3], owner))
+  if short then call('PEXPIRE', main, (stays - now) / 1000) end
   return token
 end
 

@@ -4,17 +4,20 @@ local life = tonumber(ARGV[6])
 if holder == owner then
   if kind ~= 'x1' then return {2} end
   if now + ARGV[2] > expires then
-    expires, ttl = now + ARGV[2], ARGV[2]
+    expires, ttl, changed = now + ARGV[2], ARGV[2], true
   end
-  keep() -- comes first, as it is allowed when memory is short
-  write()
+  keep()
+  save()
   return token
 end
 if kinds then
   local o = call('HGET', main, 'o' .. owner)
   local ends = o and tonumber(call('ZSCORE', holders, owner))
   if ends then
-    if kind ~= kinds then return {2} end
+    if kind ~= kinds then
+      save()
+      return {2}
+    end
     local number, life, from = unpack(o)
     if now + ARGV[2] > ends then
       ends, life = now + ARGV[2], ARGV[2]
@@ -24,6 +27,7 @@ if kinds then
     call('HSET', main, 'o' .. owner, pack(number, life, from, ARGV[3]))
     keep()
     serve()
+    save()
     return number
   end
 end
@@ -39,7 +43,10 @@ elseif waiting then
   if id == owner then id, t = head(place + 1) end
   if id then have = limit(t[4]) end
 end
-if have and have ~= limit(kind) then return {1, have} end
+if have and have ~= limit(kind) then
+  save()
+  return {1, have}
+end
 
 local mine = waiting and call('HGET', main, 's' .. owner)
 mine = mine and {unpack(mine)}
@@ -64,14 +71,18 @@ if mine then
   ticket = mine[1]
 elseif life > 0 then
   if full then error(full, 0) end
-  if not waiting then clear(queue) end
+  if not waiting then
+    clear(queue)
+    waiting = 1
+  end
   ticket = number()
   call('ZADD', queue, string.format('%.0f', ticket), owner)
   call('PEXPIRE', queue, kept)
   call('HSET', main, 'q', 1, 's' .. owner,
     pack(ticket, now + life, life, kind, ARGV[2], now, ARGV[3], ARGV[7] or false))
-  write()
+  keep()
 end
+save()
 if ticket > 0 then
   local rank = call('ZRANK', queue, owner)
   position = rank + 1

@@ -19,11 +19,13 @@ local function renew(i)
   local main = KEYS[(i - 1) * #KEYS / count + 1]
   local holders = main .. ':h'
   local owner, wanted, life, kept = ARGV[4 * i - 2], tonumber(ARGV[4 * i - 1]), ARGV[4 * i], ARGV[4 * i + 1]
-  local record = call('HMGET', main, 'h', 'm')
-  local last, expires, token, ttl, since, channel, holder = 0, 0
-  if record[1] then
-    last, expires, token, ttl, since, channel, holder = unpack(record[1])
-    if expires ~= 0 and type(holder) ~= 'string' then error('WRONGTYPE not the record of a lock', 0) end
+  local record = call('HGET', main, 'h')
+  local last, expires, stays, more, token, ttl, since, channel, holder = 0, 0, 0, true
+  if record then
+    last, expires, stays, more, token, ttl, since, channel, holder = unpack(record)
+    if type(stays) ~= 'number' or expires ~= 0 and type(holder) ~= 'string' then
+      error('WRONGTYPE not the record of a lock', 0)
+    end
   end
   if expires > now then
     if holder ~= owner or token ~= wanted then return absent(main, 2) end
@@ -32,14 +34,23 @@ local function renew(i)
     if now + life >= expires then
       expires, ttl = now + life, life
     else
-      kept = string.format('%.0f', ARGV[1] + math.ceil((expires - now) / 1000))
+      kept = math.ceil(ARGV[1] + (expires - now) / 1000)
     end
-    -- This comes first, as it is allowed when memory is short.
-    call('PEXPIRE', main, kept)
-    call('HSET', main, 'h', pack(last, expires, token, ttl, since, channel, holder))
+    local least = kept * 1000
+    local short = stays < now + least or stays > now + 2 * least
+    if short then
+      stays = now + math.floor(kept * 1.125) * 1000 -- so that it is seldom
+      call('PEXPIRE', main, (stays - now) / 1000)
+    end
+    local renewed = pack(last, expires, stays, more, token, ttl, since, channel, holder)
+    if type(redis.pcall('HSET', main, 'h', renewed)) == 'table' then
+      -- Memory is short. After a write that needs none, all are allowed.
+      absent(main)
+      call('HSET', main, 'h', renewed)
+    end
     return 1
   end
-  if not record[2] then return absent(main, 0) end
+  if not more or not call('HGET', main, 'm') then return absent(main, 0) end
   local longest = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
   local ends = tonumber(call('ZSCORE', holders, owner) or 0)
   local o = call('HGET', main, 'o' .. owner)
@@ -51,9 +62,13 @@ local function renew(i)
       ends, before = now + life, life
     end
     if tonumber(longest) < ends then longest = ends end
-    kept = string.format('%.0f', ARGV[1] + math.ceil((longest - now) / 1000))
-    call('PEXPIRE', main, kept)
+    kept = math.ceil(ARGV[1] + (longest - now) / 1000)
     call('PEXPIRE', holders, kept)
+    if stays < now + kept * 1000 or stays > now + kept * 2000 then
+      kept = math.floor(kept * 1.125)
+      call('PEXPIRE', main, kept)
+      call('HSET', main, 'h', pack(last, 0, now + kept * 1000, more))
+    end
     call('ZADD', holders, string.format('%.0f', ends), owner)
     call('HSET', main, 'o' .. owner, pack(number, before, from, ch))
     return 1

@@ -6,11 +6,15 @@ local call, pack, unpack = redis.call, cmsgpack.pack, cmsgpack.unpack
 local main, wanted, kept = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-local record = call('HMGET', main, 'h', 'q', 'm')
-local last, expires, token, ttl, since, channel, holder = 0, 0
-if record[1] then
-  last, expires, token, ttl, since, channel, holder = unpack(record[1])
-  if expires ~= 0 and type(holder) ~= 'string' then error('WRONGTYPE not the record of a lock', 0) end
-elseif redis.pcall('PTTL', main) == -1 then -- ours expire
-  error('WRONGTYPE not the record of a lock', 0)
+local record = call('HGET', main, 'h')
+local last, expires, stays, more, token, ttl, since, channel, holder = 0, 0, 0
+if record then
+  last, expires, stays, more, token, ttl, since, channel, holder = unpack(record)
+  if type(stays) ~= 'number' or expires ~= 0 and type(holder) ~= 'string' then
+    error('WRONGTYPE not the record of a lock', 0)
+  end
+else
+  local left = call('PTTL', main)
+  if left == -1 then error('WRONGTYPE not the record of a lock', 0) end -- ours expire
+  more = left ~= -2
 end

@@ -1,12 +1,10 @@
 
 local removed = {}
 if not holder and not kinds and not waiting then return removed end
-keep() -- comes first, as it is allowed when memory is short
-local before = last
 if holder and (wanted == 0 or token == wanted) then
   removed[1] = {holder, token, 'x1', ttl, now - since, expires - now}
   tell(channel, 'l', 0, token, ttl, 'x1', holder)
-  holder = nil
+  holder, changed = nil, true
 end
 if kinds then
   local list = call('ZRANGE', holders, 0, -1, 'WITHSCORES')
@@ -22,12 +20,10 @@ if kinds then
   end
   if call('ZCARD', holders) == 0 then
     call('HDEL', main, 'm')
-    kinds = nil
+    kinds, changed = nil, true
   end
 end
 serve()
-if #removed > 0 and last == before then
-  write()
-  if not record[1] then keep() end
-end
+keep()
+save()
 return removed

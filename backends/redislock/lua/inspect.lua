@@ -7,20 +7,20 @@ local main, queue, holders = KEYS[1], KEYS[2], KEYS[3]
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local record = call('HMGET', main, 'h', 'q', 'm')
-local held, waiting = {}, {}
+local held, waiting, kinds = {}, {}, record[3]
 if record[1] then
-  local _, expires, token, ttl, since, channel, holder = unpack(record[1])
+  local _, expires, _, _, token, ttl, since, channel, holder = unpack(record[1])
   if expires > now then
     held[1] = {holder, token, 'x1', ttl, now - since, math.min(expires - now, ttl)}
   end
 end
-if record[3] then
+if kinds then
   local list = call('ZRANGE', holders, 0, -1, 'WITHSCORES')
   for i = 1, #list, 2 do
     local o = call('HGET', main, 'o' .. list[i])
     if o and tonumber(list[i + 1]) > now then
       local number, life, from = unpack(o)
-      held[#held + 1] = {list[i], number, record[3], life, now - from, math.min(list[i + 1] - now, life)}
+      held[#held + 1] = {list[i], number, kinds, life, now - from, math.min(list[i + 1] - now, life)}
     end
   end
 end

@@ -1,10 +1,11 @@
 -- What the scripts share. Before it stand: call, pack, unpack, main, now, kept,
--- record, and the parts of record[1].
+-- record, and its parts. Each ends with save.
 --
 -- The record of a key is the hash KEYS[1]:
---   h          last number given out (as token or ticket), and, if one owner
---              holds the key exclusively: expiry, token, TTL, time of the grant,
---              channel, owner
+--   h          last number given out (as token or ticket), expiry of the grant if
+--              one owner holds the key exclusively, until when the record is
+--              kept at least, and whether there is an m or a q; then, of the one
+--              owner: token, TTL, time of the grant, channel, owner
 --   m          if there are other holders: their kind
 --   o<owner>   of each of them: token, TTL, time of the grant, channel
 --   q          if somebody waits: 1
@@ -19,12 +20,16 @@
 -- answered which only a replica says.
 call('HDEL', main, '')
 local queue, holders = KEYS[2], KEYS[3]
-local waiting, kinds = record[2], record[3]
+local waiting, kinds
+if more then
+  local rest = call('HMGET', main, 'q', 'm')
+  waiting, kinds = rest[1], rest[2]
+end
+local changed, expire = false, nil -- what stands in h, and when the record expires
 if expires <= now then
   holder = nil
 elseif expires - now > tonumber(ttl) then
-  expires = now + ttl
-  call('HSET', main, 'h', pack(last, expires, token, ttl, since, channel, holder))
+  expires, changed = now + ttl, true
 end
 
 -- Forgets one of the holders counted in m.
@@ -59,7 +64,7 @@ if kinds then
   end
   if not first[1] then
     call('HDEL', main, 'm')
-    kinds = nil
+    kinds, changed = nil, true
   end
 end
 
@@ -68,6 +73,7 @@ local function limit(k)
 end
 
 local function number()
+  changed = true
   if last >= now then
     last = last + 1
   else
@@ -76,12 +82,17 @@ local function number()
   return last
 end
 
-local function write()
+-- Writes what was changed.
+local function save()
+  if not changed then return end
+  more = (waiting or kinds) and true or false
   if holder then
-    call('HSET', main, 'h', pack(last, expires, token, ttl, since, channel, holder))
+    call('HSET', main, 'h', pack(last, expires, stays, more, token, ttl, since, channel, holder))
   else
-    call('HSET', main, 'h', pack(last, 0))
+    call('HSET', main, 'h', pack(last, 0, stays, more))
   end
+  if expire then call('PEXPIRE', main, expire) end
+  changed, expire = false, nil
 end
 
 -- Keeps the record for as long as it may be needed.
@@ -93,7 +104,11 @@ local function keep()
     if longest and tonumber(longest) > most then most = tonumber(longest) end
     call('PEXPIRE', holders, string.format('%.0f', kept + math.ceil((most - now) / 1000)))
   end
-  call('PEXPIRE', main, string.format('%.0f', kept + math.ceil((most - now) / 1000)))
+  local least = math.ceil(kept + (most - now) / 1000)
+  if stays < now + least * 1000 or stays > now + least * 2000 then
+    expire = math.floor(least * 1.125) -- so that it is seldom
+    stays, changed = now + expire * 1000, true
+  end
 end
 
 -- Removes what a record that has gone left at a key. It would expire: what does
@@ -156,8 +171,8 @@ local function grant(id, k, life, ch, ends)
     call('ZADD', holders, string.format('%.0f', ends), id)
     call('HSET', main, 'o' .. id, pack(last, life, now, ch))
   end
-  write()
   keep()
+  save()
   return last
 end
 
@@ -170,6 +185,14 @@ local function tell(ch, what, ticket, number, life, k, id)
   end
 end
 
+-- Notes if nobody waits any more.
+local function settle()
+  if call('ZCARD', queue) == 0 then
+    call('HDEL', main, 'q')
+    waiting, changed = nil, true
+  end
+end
+
 -- Grants the key to the head of the queue for as long as it can. The caller, if
 -- any, gets its whole TTL; a grant to another lapses with its ticket unless the
 -- owner confirms it. Returns the caller's token, and whether somebody waits.
@@ -178,12 +201,16 @@ local function serve(caller)
   while waiting do
     local id, t
     id, t, place = head(place)
-    if not id then break end
+    if not id then
+      settle()
+      break
+    end
     if not admits(t[4]) then
       blocked = true
       break
     end
     drop(id)
+    settle()
     if id == caller then
       got = grant(id, t[4], t[5], t[7], now + t[5])
     else
@@ -192,10 +219,6 @@ local function serve(caller)
       local n = grant(id, t[4], t[5], t[7], ends)
       tell(t[7], t[8] and 'w' or 'g', t[1], n, t[5], t[4], id)
     end
-  end
-  if waiting and call('ZCARD', queue) == 0 then
-    call('HDEL', main, 'q')
-    waiting = nil
   end
   return got, blocked
 end

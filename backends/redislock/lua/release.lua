@@ -7,18 +7,22 @@ local call, pack, unpack = redis.call, cmsgpack.pack, cmsgpack.unpack
 local main, owner, kept, wanted = KEYS[1], ARGV[1], ARGV[3], tonumber(ARGV[2])
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-local record = call('HMGET', main, 'h', 'q', 'm')
-local last, expires, token, ttl, since, channel, holder = 0, 0
-if record[1] then
-  last, expires, token, ttl, since, channel, holder = unpack(record[1])
-  if expires ~= 0 and type(holder) ~= 'string' then error('WRONGTYPE not the record of a lock', 0) end
-elseif redis.pcall('PTTL', main) == -1 then -- ours expire
-  error('WRONGTYPE not the record of a lock', 0)
+local record = call('HGET', main, 'h')
+local last, expires, stays, more, token, ttl, since, channel, holder = 0, 0, 0
+if record then
+  last, expires, stays, more, token, ttl, since, channel, holder = unpack(record)
+  if type(stays) ~= 'number' or expires ~= 0 and type(holder) ~= 'string' then
+    error('WRONGTYPE not the record of a lock', 0)
+  end
+else
+  local left = call('PTTL', main)
+  if left == -1 then error('WRONGTYPE not the record of a lock', 0) end -- ours expire
+  more = left ~= -2
 end
 
 -- Almost always: it is held, and nobody waits for it.
-if holder == owner and token == wanted and expires > now and not record[2] then
-  local free = pack(last, 0)
+if holder == owner and token == wanted and expires > now and not more then
+  local free = pack(last, 0, stays, false)
   if type(redis.pcall('HSET', main, 'h', free)) == 'table' then
     -- Memory is short. After a write that needs none, all are allowed.
     call('PEXPIRE', main, kept)

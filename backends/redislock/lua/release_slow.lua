@@ -11,21 +11,17 @@ if wanted ~= 0 and held ~= wanted then
   return 0
 end
 if not held and not waiting then return 1 end
-keep() -- comes first, as it is allowed when memory is short
 if wanted == 0 and waiting then drop(owner) end
-local before = last
 if held and holder == owner then
-  holder = nil
+  holder, changed = nil, true
 elseif held then
   forget(owner)
   if call('ZCARD', holders) == 0 then
     call('HDEL', main, 'm')
-    kinds = nil
+    kinds, changed = nil, true
   end
 end
 serve()
-if held and last == before then
-  write()
-  if not record[1] then keep() end
-end
+keep()
+save()
 return 1
