@@ -229,7 +229,9 @@ func (q *Quorum) agree(ctx context.Context, timeout time.Duration, v *vote, req 
 
 func (q *Quorum) setToken(ctx context.Context, n *node, req *driver.Request, token, attempt int64) (any, error) {
 	return n.run(ctx, call{
-		script: quorumTokenScript, keys: q.keys(req.Key), args: []any{req.Owner, token, attempt}, owner: req.Owner,
+		script: quorumTokenScript, keys: q.keys(req.Key), args: []any{req.Owner, token, attempt},
+		// The release names the token, and must not overtake this.
+		owner: req.Owner, tracked: true,
 	})
 }
 

@@ -534,3 +534,30 @@ func TestQuorumChaos(t *testing.T) {
 		t.Error("nothing was granted")
 	}
 }
+
+// A node that was not told the token of the majority learns it by the next
+// renewal, so that the release of that token frees it, too.
+func TestQuorumTokenCatchesUp(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 3, nil)
+	b := q.backend()
+	lease, err := b.Acquire(t.Context(), request("k", "a", 5*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all nodes have the grant", func() bool { return q.holds(0, "k") && q.holds(1, "k") && q.holds(2, "k") })
+	const older = `
+local h = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 'h'))}
+h[3] = h[3] - 1
+redis.call('HSET', KEYS[1], 'h', cmsgpack.pack(unpack(h)))
+return 1`
+	q.servers[2].MustDo("EVAL", older, "1", record(q.prefix, "k"))
+	batch := []driver.Renewal{{Lease: lease}}
+	if b.Extend(t.Context(), batch); batch[0].Err != nil {
+		t.Fatal(batch[0].Err)
+	}
+	if err := b.Release(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all nodes are free", func() bool { return !q.holds(0, "k") && !q.holds(1, "k") && !q.holds(2, "k") })
+}

@@ -18,8 +18,13 @@ for i = 1, #KEYS do
   local answer = 0
   if expires > now then
     answer = 2
-    if holder == owner and token == wanted then
+    if holder == owner and token <= wanted then
       answer = 1
+      if token < wanted then
+        -- The node was not told which token the majority has.
+        token, attempt = wanted, 2 ^ 52
+        if wanted > last then last = wanted end
+      end
       if expires - now > tonumber(ttl) then expires = now + ttl end
       if now + life > expires then
         expires, ttl = now + life, life
