@@ -121,31 +121,23 @@ func checkNodes(ctx context.Context, cluster *redis.ClusterClient, name string, 
 func primaries(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
-	type result struct {
-		nodes []*redis.Client
-		err   error
-	}
-	done := make(chan result, 1)
-	go func() {
-		var mu sync.Mutex
-		var r result
-		r.err = cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
+	var mu sync.Mutex
+	var nodes []*redis.Client
+	err := await(ctx, func() error {
+		return cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
 			mu.Lock()
 			defer mu.Unlock()
-			r.nodes = append(r.nodes, node)
+			nodes = append(nodes, node)
 			return nil
 		})
-		if r.err == nil && len(r.nodes) == 0 {
-			r.err = errors.New("the cluster has no primary that serves a slot")
-		}
-		done <- r
-	}()
-	select {
-	case r := <-done:
-		return r.nodes, r.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: %w", errNoReply, ctx.Err())
+	})
+	if err != nil {
+		return nil, err // the other goroutine may still be busy
 	}
+	if len(nodes) == 0 {
+		return nil, errors.New("the cluster has no primary that serves a slot")
+	}
+	return nodes, nil
 }
 
 // nodeTags finds for each primary a text between braces whose slot it serves.

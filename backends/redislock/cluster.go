@@ -23,7 +23,11 @@ func (d *dispatcher) sendApart(batch []*call) {
 	parts := make(map[*redis.Client][]*call)
 	for _, c := range batch {
 		// Without an answer the call itself finds out what is wrong.
-		node, _ := d.cluster.MasterForKey(ctx, c.keys[0])
+		var node *redis.Client
+		_ = guarded(func() (err error) {
+			node, err = d.cluster.MasterForKey(ctx, c.keys[0])
+			return err
+		})
 		parts[node] = append(parts[node], c)
 	}
 	answered := make(chan struct{}, len(parts))

@@ -127,7 +127,7 @@ func newDispatcher(client redis.UniversalClient, replicas int, timeout time.Dura
 		d.cluster, d.apart = cluster, make(chan struct{}, maxApart)
 	}
 	if c, ok := client.(*redis.Client); ok {
-		d.direct = c.WithTimeout(min(positive(c.Options().ReadTimeout), positive(c.Options().WriteTimeout), directTimeout))
+		d.direct = withTimeout(c, min(positive(c.Options().ReadTimeout), positive(c.Options().WriteTimeout), directTimeout))
 	}
 	return d
 }
@@ -231,9 +231,9 @@ func (d *dispatcher) doDirectly(c *call) bool {
 	f := &flush{since: time.Now()}
 	d.flushes[f] = struct{}{}
 	d.mu.Unlock()
-	c.process(c.ctx, d.direct, false)
+	d.tryDirectly(c, false)
 	if c.unknownScript() {
-		c.process(c.ctx, d.direct, true)
+		d.tryDirectly(c, true)
 	}
 	timeout, ok := errors.AsType[net.Error](c.err)
 	slow := ok && timeout.Timeout() && c.ctx.Err() == nil
@@ -253,15 +253,10 @@ func (d *dispatcher) doDirectly(c *call) bool {
 	return !slow
 }
 
-// process sends the call's command by itself.
-func (c *call) process(ctx context.Context, client redis.UniversalClient, full bool) {
-	defer func() {
-		if p := recover(); p != nil {
-			c.err = fmt.Errorf("redislock: the client panicked: %v", p)
-		}
-	}()
-	c.prepare(ctx, full)
-	c.err = client.Process(ctx, c.cmd)
+// tryDirectly sends the call's command with the short time-out.
+func (d *dispatcher) tryDirectly(c *call, full bool) {
+	c.prepare(c.ctx, full)
+	c.err = guarded(func() error { return d.client.Process(c.ctx, directCommand{c.cmd, d.direct}) })
 }
 
 // unknownScript says that the server does not know the script yet, and so has
@@ -384,22 +379,25 @@ func (d *dispatcher) flush(f *flush) {
 
 // send sends a batch and answers its calls.
 func (d *dispatcher) send(batch []*call) {
-	defer func() {
-		p := recover()
-		for _, c := range batch {
-			if p != nil && c.err == nil {
-				c.err = fmt.Errorf("redislock: the client panicked: %v", p)
-			}
+	err := guarded(func() error {
+		d.carry(batch)
+		return nil
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range batch {
+		if err != nil && c.err == nil && (c.cmd.Cmd == nil || c.cmd.Val() == nil) {
+			c.err = err
 		}
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		for _, c := range batch {
-			close(c.done)
-			if len(d.adrift) > 0 && c.owner != "" {
-				d.landed(c)
-			}
+		close(c.done)
+		if len(d.adrift) > 0 && c.owner != "" {
+			d.landed(c)
 		}
-	}()
+	}
+}
+
+// carry makes the calls of a batch.
+func (d *dispatcher) carry(batch []*call) {
 	ctx, cancel := batchContext(batch)
 	defer cancel()
 	d.exchange(ctx, batch, false)
@@ -457,7 +455,9 @@ func (c *call) prepare(ctx context.Context, full bool) {
 func (d *dispatcher) exchange(ctx context.Context, batch []*call, full bool) {
 	ack := slices.ContainsFunc(batch, func(c *call) bool { return c.ack })
 	if len(batch) == 1 && !ack {
-		batch[0].process(ctx, d.client, full)
+		c := batch[0]
+		c.prepare(ctx, full)
+		c.err = guarded(func() error { return d.client.Process(ctx, c.cmd) })
 		return
 	}
 	for _, c := range batch {
@@ -475,8 +475,14 @@ func (d *dispatcher) exchange(ctx context.Context, batch []*call, full bool) {
 	for _, c := range batch {
 		_ = pipe.Process(ctx, c.cmd)
 	}
-	_, err := pipe.Exec(ctx)
-	settle(batch, err)
+	settle(batch, exec(ctx, pipe))
+}
+
+func exec(ctx context.Context, pipe redis.Pipeliner) error {
+	return guarded(func() error {
+		_, err := pipe.Exec(ctx)
+		return err
+	})
 }
 
 // settle takes the answers of a pipeline.
@@ -504,8 +510,7 @@ func (d *dispatcher) ask(ctx context.Context, to route, batch []*call) {
 	}
 	wait := newCommand(ctx, "wait", d.replicas, d.timeout.Milliseconds())
 	_ = pipe.Process(ctx, wait)
-	_, err := pipe.Exec(ctx)
-	settle(batch, err)
+	settle(batch, exec(ctx, pipe))
 	acked, _ := wait.Int()
 	for _, c := range batch {
 		c.acked = acked

@@ -136,7 +136,7 @@ func (b *Backend) keys(ctx context.Context, prefix, after string) ([]string, err
 			})
 		})
 		if err != nil {
-			return nil, err
+			return nil, classify(err)
 		}
 	} else {
 		clients = []redis.Cmdable{b.client}
@@ -158,7 +158,7 @@ func scanKeys(ctx context.Context, clients []redis.Cmdable, prefix, keyPrefix, a
 				return err
 			})
 			if err != nil {
-				return nil, err
+				return nil, classify(err)
 			}
 			for _, name := range names {
 				if key, ok := lockKey(prefix, name); ok && strings.HasPrefix(key, keyPrefix) && key > after {
@@ -173,20 +173,29 @@ func scanKeys(ctx context.Context, clients []redis.Cmdable, prefix, keyPrefix, a
 	return slices.Sorted(maps.Keys(found)), nil
 }
 
-// await runs f, which may wait for the network longer than the context allows.
-// If it returns an error because of that, f goes on and must not be relied upon.
+// await runs f, which uses the client and may wait for the network longer than
+// the context allows. If it returns an error because of that, f goes on and must
+// not be relied upon.
 func await(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
-	go func() { done <- f() }()
+	go func() { done <- guarded(f) }()
 	select {
 	case err := <-done:
-		if err != nil {
-			return classify(err)
-		}
-		return nil
+		return err
 	case <-ctx.Done():
 		return fmt.Errorf("redislock: %w: %w", errNoReply, ctx.Err())
 	}
+}
+
+// guarded turns a panic of the client, or of what the user has hooked into it,
+// into an error.
+func guarded(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("redislock: the client panicked: %v", p)
+		}
+	}()
+	return f()
 }
 
 // ForceRelease implements [driver.Forcer].

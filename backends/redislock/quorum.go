@@ -117,8 +117,9 @@ type node struct {
 
 // straggle watches over a lock about which nodes may still learn something.
 type straggle struct {
-	tasks    int  // under way
-	released bool // it was given up meanwhile
+	tasks    int            // under way
+	released bool           // it was given up meanwhile
+	undone   map[*node]bool // nodes on which it is being undone past the release
 }
 
 // wonToken is the token of a lock that was handed out.
@@ -175,16 +176,36 @@ func (q *Quorum) unwatch(owner string, s *straggle) {
 	}
 }
 
-// leave marks a lock as given up.
-func (q *Quorum) leave(owner string) {
+// leave marks a lock as given up. It returns nil if no task is under way.
+func (q *Quorum) leave(owner string) *straggle {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if s := q.late[owner]; s != nil {
+	s := q.late[owner]
+	if s != nil {
 		s.released = true
 		// The owner may take another lock.
 		delete(q.late, owner)
 	}
 	delete(q.won, owner)
+	return s
+}
+
+// undo notes that what a node has of a lock that was given up is removed past the
+// release, which then cannot tell whether it was there.
+func (q *Quorum) undo(s *straggle, n *node) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if s.undone == nil {
+		s.undone = make(map[*node]bool)
+	}
+	s.undone[n] = true
+}
+
+// wasUndone says whether undo was called.
+func (q *Quorum) wasUndone(s *straggle, n *node) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return s != nil && s.undone[n]
 }
 
 // left says that the lock was given up.
@@ -198,6 +219,7 @@ func (q *Quorum) left(s *straggle) bool {
 // told to release it.
 func (q *Quorum) tidy(s *straggle, n *node, lease driver.Lease) {
 	if q.left(s) {
+		q.undo(s, n)
 		ctx, cancel := context.WithTimeout(context.Background(), q.opts.NodeTimeout)
 		defer cancel()
 		_, _ = q.releaseOn(ctx, n, lease)

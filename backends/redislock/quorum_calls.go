@@ -88,11 +88,15 @@ func (q *Quorum) Extend(ctx context.Context, batch []driver.Renewal) {
 // extendOn renews leases on one node.
 func (q *Quorum) extendOn(ctx context.Context, n *node, leases []driver.Lease, refill string) (any, error) {
 	keys := make([]string, len(leases))
-	args := make([]any, 0, 2+3*len(leases))
+	args := make([]any, 0, 2+4*len(leases))
 	args = append(args, q.kept(0), refill)
 	for i := range leases {
 		keys[i] = recordKey(q.opts.Prefix, leases[i].Key)
-		args = append(args, leases[i].Owner, leases[i].Token, micros(leases[i].TTL))
+		certain := 0
+		if q.tokenOf(leases[i].Owner, leases[i].Key) == leases[i].Token {
+			certain = 1
+		}
+		args = append(args, leases[i].Owner, leases[i].Token, micros(leases[i].TTL), certain)
 	}
 	reply, err := n.run(ctx, call{script: quorumExtendScript, keys: keys, args: args})
 	if err != nil {
@@ -190,13 +194,17 @@ func (q *Quorum) Release(ctx context.Context, lease driver.Lease) error {
 	if err := q.enter(ctx); err != nil {
 		return err
 	}
-	q.leave(lease.Owner)
+	left := q.leave(lease.Owner)
 	timeout := q.opts.NodeTimeout
 	r := q.ask(ctx, timeout, q.nodes, func(ctx context.Context, n *node) (any, error) {
 		if err := n.calls.await(ctx, lease.Owner); err != nil {
 			return nil, err
 		}
-		return q.releaseOn(ctx, n, lease)
+		reply, err := q.releaseOn(ctx, n, lease)
+		if err == nil && reply != any(int64(1)) && q.wasUndone(left, n) {
+			return nil, fmt.Errorf("redislock: %w: it was undone at the same time", errNoReply)
+		}
+		return reply, err
 	})
 	t := newTally(1, len(q.nodes))
 	for !t.decided(q.majority) {

@@ -106,6 +106,7 @@ func (q *Quorum) askFor(
 		defer q.unwatch(req.Owner, s)
 		reply, err := question(ctx, n, over)
 		if over() && (err != nil && !errors.Is(err, driver.ErrNotApplied) || time.Since(start) > timeout/2) {
+			q.undo(s, n)
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			defer cancel()
 			_, _ = q.settleOn(ctx, n, req, attempt, 0, nil)

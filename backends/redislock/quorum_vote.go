@@ -311,8 +311,9 @@ func (q *Quorum) tooFew(answered int, errs []error) error {
 // afterLoss gives back what some nodes have granted though a majority has not.
 func (q *Quorum) afterLoss(ctx context.Context, r *round, v *vote, req *driver.Request, wanted, attempt int64) error {
 	timeout := q.nodeTimeout(req.TTL)
-	if v.known && len(v.granted)+len(v.refused) < q.majority {
-		// It was a repetition, and the lock lasts for as long as it did before.
+	if v.known && len(v.refused) < q.majority {
+		// It was a repetition, and as far as is known a majority still has the
+		// grant: the lock lasts for as long as it did before.
 		q.rest(r, func(answer) {}, nil)
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("redislock: %w: %w", errNoReply, err)

@@ -43,6 +43,9 @@ var (
 // asks the server nothing yet. A *redis.Ring is refused with an error that
 // matches [errors.ErrUnsupported]: it moves a key to another server when its
 // own does not answer, and the lock would be granted again there.
+//
+// A *redis.Client gets a hook, by which calls with a shorter time-out than the
+// client's pass those hooks that it has already. Add yours before.
 func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	if err := checkClient(client); err != nil {
 		return nil, err

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -101,5 +103,112 @@ func TestTokenOfEarlierGrant(t *testing.T) {
 		if !q.agree(t.Context(), 0, v, &driver.Request{}, 1) || v.token != tc.want {
 			t.Errorf("%s: token %d, want %d", tc.name, v.token, tc.want)
 		}
+	}
+}
+
+// A reply that cannot be read says nothing about the call: it may have been
+// carried out. A node that has left the cluster was not asked.
+func TestRepliesThatSayNothing(t *testing.T) {
+	t.Parallel()
+	single := undialled(t)
+	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
+	t.Cleanup(func() { c.Close() })
+	cluster := newDispatcher(c, 0, 0)
+	for _, tc := range []struct {
+		name    string
+		d       *dispatcher
+		err     error
+		certain bool
+	}{
+		{"spoilt", single, errors.New(`redis: invalid reply: "HTTP/1.1 400 Bad Request"`), false},
+		{"node gone from a cluster", cluster, redis.ErrClosed, true},
+		{"client closed", single, redis.ErrClosed, false},
+	} {
+		_, _, err := tc.d.result(&call{err: tc.err})
+		if certain := errors.Is(err, driver.ErrNotApplied) || errors.Is(err, driver.ErrInvalid); certain != tc.certain {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+}
+
+// panics is a hook of the user's that is broken.
+type panics struct{}
+
+func (panics) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (panics) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(context.Context, redis.Cmder) error { panic("broken hook") }
+}
+
+func (panics) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error { panic("broken hook") }
+}
+
+// A panic in the client is an error of the call, in whichever goroutine it is.
+func TestClientPanics(t *testing.T) {
+	t.Parallel()
+	hooked := func(replicas int) *dispatcher {
+		c := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		t.Cleanup(func() { c.Close() })
+		c.AddHook(panics{})
+		return newDispatcher(c, replicas, 0)
+	}
+	d, acked := hooked(0), hooked(1)
+	together := func() error {
+		batch := []*call{{ctx: t.Context(), script: probeScript}, {ctx: t.Context(), script: probeScript}}
+		for _, c := range batch {
+			c.done = make(chan struct{})
+		}
+		d.send(batch)
+		return errors.Join(batch[0].err, batch[1].err)
+	}
+	for name, f := range map[string]func() error{
+		"alone":    func() error { _, err := d.run(t.Context(), probeScript, nil); return err },
+		"together": together,
+		"acknowledged": func() error {
+			_, _, err := acked.do(&call{ctx: t.Context(), script: probeScript, ack: true})
+			return err
+		},
+		"info": func() error { _, err := d.info(t.Context()); return err },
+		"scan": func() error {
+			_, err := scanKeys(t.Context(), []redis.Cmdable{d.client}, "dlm:", "", "")
+			return err
+		},
+	} {
+		if err := f(); err == nil || !strings.Contains(err.Error(), "panicked: broken hook") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// seen is a hook that counts commands.
+type seen struct {
+	panics
+	n *atomic.Int32
+}
+
+func (s seen) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		s.n.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+// The user's hooks see lone calls, too, each once, and however many backends
+// share the client.
+func TestHooksSeeLoneCalls(t *testing.T) {
+	t.Parallel()
+	c := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
+	defer c.Close()
+	var n atomic.Int32
+	c.AddHook(seen{n: &n})
+	for range 3 {
+		d := newDispatcher(c, 0, 0)
+		if _, err := d.run(t.Context(), probeScript, nil); !errors.Is(err, driver.ErrNotApplied) {
+			t.Errorf("%v, want a failure to connect", err)
+		}
+	}
+	if n.Load() != 3 {
+		t.Errorf("the hook saw %d of 3 calls", n.Load())
 	}
 }

@@ -152,15 +152,7 @@ func older(a, b string) bool {
 	return false
 }
 
-// process sends one command past the queue, in a goroutine of its own, so that
-// it ends with its context.
+// process sends one command past the queue, and ends with its context.
 func (d *dispatcher) process(ctx context.Context, cmd redis.Cmder) error {
-	done := make(chan error, 1)
-	go func() { done <- d.client.Process(ctx, cmd) }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", errNoReply, ctx.Err())
-	}
+	return await(ctx, func() error { return d.client.Process(ctx, cmd) })
 }

@@ -561,3 +561,42 @@ return 1`
 	}
 	eventually(t, "all nodes are free", func() bool { return !q.holds(0, "k") && !q.holds(1, "k") && !q.holds(2, "k") })
 }
+
+// A repetition that finds its grant on fewer nodes than a majority, because one
+// does not answer, is no refusal: it must not give back what it holds.
+func TestQuorumRepetitionKeepsGrant(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 3, nil)
+	opts := q.options()
+	opts.NodeTimeout = 200 * time.Millisecond
+	b, err := redislock.NewQuorum(q.clients(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	lease, err := b.Acquire(t.Context(), request("k", "a", 5*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all nodes have the grant", func() bool { return q.holds(0, "k") && q.holds(1, "k") && q.holds(2, "k") })
+	const taken = `
+local h = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 'h'))}
+h[7] = 'b'
+redis.call('HSET', KEYS[1], 'h', cmsgpack.pack(unpack(h)))
+return 1`
+	q.servers[2].MustDo("EVAL", taken, "1", record(q.prefix, "k"))
+	q.proxies[1].Blackhole()
+	_, err = b.Acquire(t.Context(), request("k", "a", 5*time.Second))
+	if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrNotApplied) {
+		t.Errorf("the repetition: %v, want an unknown outcome", err)
+	}
+	q.proxies[1].Resume()
+	if !q.holds(0, "k") {
+		t.Error("the grant was given back")
+	}
+	// The repetition may be undone on the node that was cut off at the same time.
+	if err := b.Release(t.Context(), lease); errors.Is(err, driver.ErrLost) {
+		t.Error(err)
+	}
+	eventually(t, "two nodes are free", func() bool { return !q.holds(0, "k") && !q.holds(1, "k") })
+}

@@ -1,6 +1,7 @@
 -- Renews grants on this node. KEYS: their records.
 -- ARGV: how long the records are kept in ms, whether to make anew what is missing
--- ("refill"), then for each grant: owner, token, TTL in us.
+-- ("refill"), then for each grant: owner, token, TTL in us, and 1 if that is the
+-- token that was handed out to the owner for certain.
 -- Returns for each: 1, or if it is not there 0, or 2 if somebody else holds the
 -- key.
 local call, pack, unpack = redis.call, cmsgpack.pack, cmsgpack.unpack
@@ -9,7 +10,7 @@ local now = time[1] * 1000000 + time[2]
 local answers = {}
 for i = 1, #KEYS do
   local main = KEYS[i]
-  local owner, wanted, life = ARGV[3 * i], tonumber(ARGV[3 * i + 1]), ARGV[3 * i + 2]
+  local owner, wanted, life = ARGV[4 * i - 1], tonumber(ARGV[4 * i]), ARGV[4 * i + 1]
   local h = call('HGET', main, 'h')
   local last, expires, token, ttl, since, channel, holder, attempt = 0, 0
   if h then
@@ -18,7 +19,7 @@ for i = 1, #KEYS do
   local answer = 0
   if expires > now then
     answer = 2
-    if holder == owner and token <= wanted then
+    if holder == owner and (token == wanted or token < wanted and ARGV[4 * i + 2] == '1') then
       answer = 1
       if token < wanted then
         -- The node was not told which token the majority has.
