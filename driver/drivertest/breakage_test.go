@@ -1236,6 +1236,22 @@ func listenOutlivesClose() wrapper {
 
 // --- reading and forcing ---
 
+// checking is a backend with a check.
+type checking struct {
+	driver.Backend
+	check func(context.Context, driver.Backend) []driver.Finding
+}
+
+func (c checking) Unwrap() driver.Backend { return c.Backend }
+
+func (c checking) Check(ctx context.Context) ([]driver.Finding, error) {
+	return c.check(ctx, c.Backend), nil
+}
+
+func checks(check func(context.Context, driver.Backend) []driver.Finding) wrapper {
+	return func(b driver.Backend) driver.Backend { return checking{b, check} }
+}
+
 func inspectStale() wrapper {
 	last := make(map[string]driver.KeyInfo)
 	var mu sync.Mutex

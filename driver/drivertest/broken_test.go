@@ -174,6 +174,25 @@ var breakages = []breakage{
 	{name: "a subscription outlives its context", wrap: listenStays, fails: []string{"Backend/ListenEnds"}},
 	{name: "a subscription outlives its backend", wrap: listenOutlivesClose, fails: []string{"Backend/ListenEnds"}},
 
+	{name: "a check finds nothing", wrap: func() wrapper {
+		return checks(func(context.Context, driver.Backend) []driver.Finding { return nil })
+	}, fails: []string{"Backend/CheckTellsWhatToChange"}},
+	{name: "a check does not say what to change", wrap: func() wrapper {
+		return checks(func(context.Context, driver.Backend) []driver.Finding {
+			return []driver.Finding{{Check: "all", Detail: "bad", Severity: driver.SeverityCritical}}
+		})
+	}, fails: []string{"Backend/CheckTellsWhatToChange"}},
+	{name: "a check leaves a lock", wrap: func() wrapper {
+		return checks(func(ctx context.Context, b driver.Backend) []driver.Finding {
+			_, _ = b.Acquire(ctx, driver.Request{Key: "check", Owner: "check", TTL: time.Hour, Limit: 1})
+			return []driver.Finding{{Check: "all", Detail: "good"}}
+		})
+	}, fails: []string{"Backend/CheckTellsWhatToChange"}},
+	{name: "a check ignores its context", wrap: func() wrapper {
+		return checks(func(context.Context, driver.Backend) []driver.Finding {
+			return []driver.Finding{{Check: "all", Detail: "good"}}
+		})
+	}, fails: []string{"Backend/CheckTellsWhatToChange"}},
 	{name: "Inspect is one answer behind", wrap: inspectStale, fails: []string{"Backend/InspectTellsTheTruth"}},
 	{name: "Inspect hides waiters", wrap: inspectHidesWaiters, fails: []string{"Backend/InspectTellsTheTruth"}},
 	{name: "ForceRelease ignores the token", wrap: forceIgnoresToken, fails: []string{"Backend/ForceReleaseFreesWhatWasNamed"}},

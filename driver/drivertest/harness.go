@@ -75,7 +75,7 @@ func Cases() []Case {
 	for _, group := range [][]Case{
 		exclusionCases, tokenCases, expiryCases, ownershipCases, repetitionCases, extendCases,
 		queueCases, livenessCases, withdrawCases, sharedCases, permitCases, keyCases,
-		notifyCases, inspectCases, forceCases, lifeCases,
+		notifyCases, inspectCases, forceCases, checkCases, lifeCases,
 		managerInputCases, managerLossCases, managerFaultCases, managerWaitCases, managerCloseCases,
 		managerStormCases,
 	} {

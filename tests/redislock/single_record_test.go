@@ -654,7 +654,7 @@ func startOnClock(t *testing.T) (r *rig, set func(offset time.Duration)) {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil {
-		t.Skip("a server's clock cannot be set without a C compiler: install gcc")
+		servers.Missing(t, "a server's clock cannot be set without a C compiler: install gcc")
 	}
 	lib, name := filepath.Join(t.TempDir(), "clock.so"), filepath.Join(t.TempDir(), "offset")
 	if out, err := exec.CommandContext(t.Context(), cc, "-shared", "-fPIC", "-O1", "-o", lib, "testdata/clock.c").CombinedOutput(); err != nil {

@@ -270,7 +270,7 @@ func startAll(tb TB, list []*Redis) {
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); errors.Is(err, errUnknownTLS) {
-		missing(tb, err.Error())
+		Missing(tb, err.Error())
 	} else if err != nil {
 		tb.Fatalf("servers: starting redis: %v", err)
 	}

@@ -28,17 +28,17 @@ const installHint = "install it with scripts/install-servers.sh"
 func command(tb TB, name string) string {
 	tb.Helper()
 	if runtime.GOOS != "linux" {
-		missing(tb, "servers are started on Linux only")
+		Missing(tb, "servers are started on Linux only")
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		missing(tb, fmt.Sprintf("%s is not installed; %s", name, installHint))
+		Missing(tb, fmt.Sprintf("%s is not installed; %s", name, installHint))
 	}
 	return path
 }
 
-// missing skips the test, or fails it where nothing may be skipped silently.
-func missing(tb TB, reason string) {
+// Missing skips the test for want of a program, or fails it where nothing may be skipped silently.
+func Missing(tb TB, reason string) {
 	tb.Helper()
 	for _, name := range []string{"CI", "DLM_TEST_REQUIRE"} {
 		if os.Getenv(name) != "" {
