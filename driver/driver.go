@@ -199,7 +199,8 @@ const (
 	// and three quarters of the liveness window, counted from a moment not
 	// before the waiter's last Acquire, until Acquire or Extend confirms it.
 	EventGrant
-	// EventWake says that a waiter should call Acquire again now.
+	// EventWake says that a waiter should call Acquire again now. It may be
+	// repeated.
 	EventWake
 	// EventLost says that a grant is gone; Err is the [*LostError] with its key
 	// and token.

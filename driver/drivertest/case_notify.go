@@ -3,6 +3,7 @@ package drivertest
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/go-dlm/dlm/driver"
@@ -87,6 +88,11 @@ func (r *ear) handle(event driver.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.busy = false
+	if event.Kind == driver.EventWake && slices.ContainsFunc(r.events, func(before driver.Event) bool {
+		return before.Kind == event.Kind && before.Lease.Key == event.Lease.Key && before.Lease.Owner == event.Lease.Owner
+	}) {
+		return // it may be repeated
+	}
 	r.events = append(r.events, event)
 	close(r.more)
 	r.more = make(chan struct{})
