@@ -1,0 +1,504 @@
+package etcdlock
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-dlm/dlm/driver"
+)
+
+// Each Listen is one stream of watches. A waiter watches what it waits for:
+//
+//   - the ticket before its own, if it wants the lock for itself;
+//   - the last ticket before its own that excludes it, if it shares the lock;
+//   - all tickets of the lock, if it wants one of several permits.
+//
+// So the end of a lock wakes one waiter, or those who may enter together. Watches
+// begin at the present, because one that begins in the past is served by a loop
+// of the server that runs ten times a second. What happened between the answer
+// that told the waiter whom to wait for and the beginning of the watch is made
+// good by asking again; the revisions of both tell whether that is needed.
+//
+// The keys of the leases are watched too, and the keys of locks that have been
+// held for some time, so that a loss is told at once. Locks that are held for a
+// moment only do not pay for that.
+
+const (
+	// subscribePatience bounds how long a subscription may take to stand.
+	subscribePatience = 5 * time.Second
+	// quiet is after how long without news the stream is tried by another watch,
+	// which must be confirmed within as long again.
+	quiet = 3 * time.Second
+	// settled is how long a lock has been held when its key is watched, and
+	// maxHeld is how many are at the same time. Of more, a loss is told at the
+	// next renewal.
+	settled = 400 * time.Millisecond
+	maxHeld = 1000
+)
+
+// listener is one Listen call under way. It is guarded by Backend.mu.
+type listener struct {
+	b       *Backend
+	manager string
+
+	events []driver.Event
+	ready  chan struct{} // has room for one
+	out    []*pb.WatchRequest
+	send   chan struct{} // has room for one
+
+	last    int64 // the last number given to a watch
+	watches map[int64]*watch
+	ranges  map[string]*watch // by range
+	ping    *watch
+	held    []heldSince // locks whose keys are not watched yet, in order
+	nHeld   int
+	heard   time.Time
+}
+
+type heldSince struct {
+	e    *entry
+	rev  int64
+	when time.Time
+}
+
+// watch is a range that the server watches for deletions.
+type watch struct {
+	l          *listener
+	number     int64
+	start, end string
+	since      int64 // revision from which on it stands, 0 before that
+	seen       int64 // revision of its last event
+	// waiters are those to be woken, with the revision of their last look.
+	waiters map[*entry]int64
+	holder  *entry   // whose own key it is
+	session *session // whose key it is
+}
+
+func (w *watch) place() string { return w.start + "\xff\xff" + w.end }
+
+// tell queues an event. The mutex is held.
+func (l *listener) tell(e driver.Event) {
+	l.events = append(l.events, e)
+	nudge(l.ready)
+}
+
+func nudge(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// open asks for a watch from a revision on, or from now on if it is 0. The mutex
+// is held.
+func (l *listener) open(w *watch, from int64) *watch {
+	l.last++
+	w.l, w.number = l, l.last
+	l.watches[w.number] = w
+	create := &pb.WatchCreateRequest{
+		Key: []byte(w.start), WatchId: w.number, StartRevision: from,
+		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT},
+	}
+	if w.end != "" {
+		create.RangeEnd = []byte(w.end)
+	}
+	l.post(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: create}})
+	return w
+}
+
+func (l *listener) post(r *pb.WatchRequest) {
+	l.out = append(l.out, r)
+	nudge(l.send)
+}
+
+// shut ends a watch. The mutex is held.
+func (l *listener) shut(w *watch) {
+	if l.watches[w.number] != w {
+		return
+	}
+	delete(l.watches, w.number)
+	if l.ranges[w.place()] == w {
+		delete(l.ranges, w.place())
+	}
+	l.post(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{
+		CancelRequest: &pb.WatchCancelRequest{WatchId: w.number},
+	}})
+}
+
+// await has a waiter woken when it is worth asking again. The list ends with its
+// ticket, n of those before hold the lock, and rev is when that was so. The mutex
+// is held.
+func (b *Backend) await(e *entry, list []ticket, n int, rev int64) {
+	l := b.listeners[e.manager]
+	if l == nil || e.release {
+		b.unwait(e)
+		return
+	}
+	last := len(list) - 1
+	w := &watch{start: list[last-1].name}
+	e.next, e.ahead, e.need = last == 1, nil, 1
+	switch {
+	case e.limit > 1:
+		w.start = limitBase(b.opts.Prefix, e.key, e.limit)
+		w.end = after(w.start)
+		e.next = false
+		e.need = last - n + 1
+		e.ahead = make(map[string]struct{}, last)
+		for _, t := range list[:last] {
+			e.ahead[t.name] = struct{}{}
+		}
+	case e.mode == driver.Shared:
+		i := last - 1
+		for i > 0 && list[i].mode == driver.Shared {
+			i--
+		}
+		w.start = list[i].name
+		e.next = i == 0
+	}
+	if have := l.ranges[w.place()]; have != nil {
+		w = have
+	}
+	if e.watch != nil && e.watch != w {
+		b.unwait(e)
+	}
+	if w.l == nil {
+		w.waiters = make(map[*entry]int64)
+		l.ranges[w.place()] = w
+		l.open(w, 0)
+	}
+	e.watch = w
+	w.waiters[e] = rev
+	if w.since != 0 && rev < max(w.since, w.seen) {
+		l.tell(driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: e.key, Owner: e.owner}})
+	}
+}
+
+// unwait ends what a waiter or holder watches. The mutex is held.
+func (b *Backend) unwait(e *entry) {
+	e.ahead = nil
+	w := e.watch
+	if w == nil {
+		return
+	}
+	e.watch = nil
+	delete(w.waiters, e)
+	if w.holder == e {
+		w.holder = nil
+		w.l.nHeld--
+	}
+	if len(w.waiters) == 0 && w.holder == nil && w.session == nil {
+		w.l.shut(w)
+	}
+}
+
+// hold has the key of a grant watched when it has been held for some time. The
+// mutex is held.
+func (b *Backend) hold(e *entry) {
+	l := b.listeners[e.manager]
+	if l == nil || e.queued || e.watch != nil {
+		return
+	}
+	e.queued = true
+	l.held = append(l.held, heldSince{e: e, rev: e.rev, when: time.Now()})
+}
+
+// settle begins to watch the keys of locks that have been held for some time.
+// The mutex is held.
+func (l *listener) settle(now time.Time) {
+	n := 0
+	for ; n < len(l.held) && now.Sub(l.held[n].when) >= settled; n++ {
+		e := l.held[n].e
+		e.queued = false
+		if e.rev != l.held[n].rev || !e.granted || e.watch != nil || e.release || l.nHeld >= maxHeld {
+			continue
+		}
+		l.nHeld++
+		e.watch = l.open(&watch{start: e.name, holder: e}, e.rev+1)
+	}
+	l.held = append(l.held[:0], l.held[n:]...)
+}
+
+func (l *listener) watchSession(s *session) {
+	l.open(&watch{start: s.name, session: s}, 0)
+}
+
+func (l *listener) unwatchSession(s *session) {
+	for _, w := range l.watches {
+		if w.session == s {
+			l.shut(w)
+			return
+		}
+	}
+}
+
+// Listen implements [driver.Notifier].
+func (b *Backend) Listen(ctx context.Context, manager string, handle func(driver.Event)) error {
+	if err := b.enter(ctx); err != nil {
+		return err
+	}
+	outer := ctx
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	stop := context.AfterFunc(b.ctx, cancel)
+	defer stop()
+	opening := time.AfterFunc(subscribePatience, cancel)
+	stream, err := pb.NewWatchClient(b.client.ActiveConnection()).Watch(ctx)
+	if !opening.Stop() && err == nil {
+		err = context.DeadlineExceeded
+	}
+	if err == nil {
+		err = b.listen(ctx, stream, manager, handle)
+	}
+	switch {
+	case b.ctx.Err() != nil:
+		return driver.ErrClosed
+	case outer.Err() != nil:
+		return outer.Err()
+	}
+	return classify(outer, err, b.opts.Prefix)
+}
+
+// listen reads a stream of watches until it breaks.
+func (b *Backend) listen(ctx context.Context, stream pb.Watch_WatchClient, manager string, handle func(driver.Event)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	l := &listener{
+		b: b, manager: manager, ready: make(chan struct{}, 1), send: make(chan struct{}, 1),
+		watches: make(map[int64]*watch), ranges: make(map[string]*watch), heard: time.Now(),
+	}
+	b.mu.Lock()
+	b.listeners[manager] = l
+	l.pingNow()
+	for _, s := range b.byLease {
+		l.watchSession(s)
+	}
+	for _, e := range b.entries {
+		if e.manager == manager && e.granted && e.watch == nil {
+			e.queued = false
+			b.hold(e)
+		}
+	}
+	b.mu.Unlock()
+
+	errs := make(chan error, 2)
+	go func() { errs <- l.sendAll(ctx, stream) }()
+	go func() { errs <- l.receive(stream) }()
+	defer func() {
+		b.mu.Lock()
+		if b.listeners[manager] == l {
+			delete(b.listeners, manager)
+		}
+		for _, w := range l.watches {
+			for e := range w.waiters {
+				e.watch = nil
+			}
+			if w.holder != nil {
+				w.holder.watch = nil
+			}
+		}
+		for _, h := range l.held {
+			h.e.queued = false
+		}
+		b.mu.Unlock()
+	}()
+
+	tick := time.NewTicker(settled / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-errs:
+			cancel()
+			_ = stream.CloseSend()
+			<-errs
+			return err
+		case now := <-tick.C:
+			if !l.tick(now) {
+				cancel()
+				<-errs
+				<-errs
+				return fmt.Errorf("etcdlock: the watch has been silent for %v", 2*quiet)
+			}
+		case <-l.ready:
+			b.mu.Lock()
+			events := l.events
+			l.events = nil
+			b.mu.Unlock()
+			for _, e := range events {
+				handle(e)
+			}
+		}
+	}
+}
+
+// pingNow asks for a watch that nothing happens to, only to have it confirmed.
+// The mutex is held.
+func (l *listener) pingNow() {
+	if l.ping != nil {
+		l.shut(l.ping)
+	}
+	l.ping = l.open(&watch{start: l.b.opts.Prefix + sessionSection}, 0)
+}
+
+// tick does what has to be done from time to time. It returns false if the
+// stream does not answer.
+func (l *listener) tick(now time.Time) bool {
+	l.b.mu.Lock()
+	defer l.b.mu.Unlock()
+	l.settle(now)
+	switch silent := now.Sub(l.heard); {
+	case silent > 2*quiet:
+		return false
+	case silent > quiet && l.ping.since != 0:
+		l.pingNow()
+	}
+	return true
+}
+
+// sendAll sends what is to be sent.
+func (l *listener) sendAll(ctx context.Context, stream pb.Watch_WatchClient) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-l.send:
+		}
+		l.b.mu.Lock()
+		out := l.out
+		l.out = nil
+		l.b.mu.Unlock()
+		for _, r := range out {
+			if err := stream.Send(r); err != nil {
+				return nil // receive says why
+			}
+		}
+	}
+}
+
+// receive takes what the server sends.
+func (l *listener) receive(stream pb.Watch_WatchClient) error {
+	for {
+		r, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		l.b.mu.Lock()
+		err = l.take(r)
+		l.b.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// take takes one message. The mutex is held.
+func (l *listener) take(r *pb.WatchResponse) error {
+	l.heard = time.Now()
+	w := l.watches[r.WatchId]
+	switch {
+	case r.Canceled:
+		if w == nil {
+			if r.WatchId == -1 {
+				return fmt.Errorf("etcdlock: a watch was refused: %s", r.CancelReason)
+			}
+			return nil // we have asked for that
+		}
+		return l.canceled(w, r)
+	case w == nil:
+		return nil
+	case r.Created:
+		first := w == l.ping && w.number == 1
+		w.since = max(r.Header.Revision, 1)
+		for e, rev := range w.waiters {
+			if rev < w.since {
+				l.tell(driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: e.key, Owner: e.owner}})
+			}
+		}
+		if first {
+			l.tell(driver.Event{Kind: driver.EventUp})
+		}
+	}
+	for _, e := range r.Events {
+		if e.Type == mvccpb.Event_DELETE {
+			l.deleted(w, e.Kv)
+		}
+	}
+	return nil
+}
+
+// canceled takes note that the server has ended a watch. The mutex is held.
+func (l *listener) canceled(w *watch, r *pb.WatchResponse) error {
+	if r.CompactRevision == 0 {
+		return fmt.Errorf("etcdlock: a watch was ended: %s", r.CancelReason)
+	}
+	// What it was to begin with is in no history any more. Ask again, and watch
+	// from now on.
+	delete(l.watches, w.number)
+	if l.ranges[w.place()] == w {
+		delete(l.ranges, w.place())
+	}
+	for e := range w.waiters {
+		e.watch = nil
+		l.tell(driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: e.key, Owner: e.owner}})
+	}
+	switch {
+	case w.holder != nil:
+		w.holder.watch = l.open(&watch{start: w.start, holder: w.holder}, 0)
+	case w.session != nil:
+		l.watchSession(w.session)
+	}
+	return nil
+}
+
+// deleted takes note that a key is gone. The mutex is held.
+func (l *listener) deleted(w *watch, kv *mvccpb.KeyValue) {
+	b := l.b
+	w.seen = max(w.seen, kv.ModRevision)
+	name := string(kv.Key)
+	switch {
+	case w.session != nil:
+		b.end(w.session)
+		return
+	case w.holder != nil:
+		if e := w.holder; !e.release {
+			b.lose(e, driver.ReasonGone)
+		}
+		return
+	}
+	for e, rev := range w.waiters {
+		if kv.ModRevision <= rev {
+			continue // the waiter knows
+		}
+		if e.ahead != nil {
+			if _, ok := e.ahead[name]; !ok {
+				continue
+			}
+			delete(e.ahead, name)
+		}
+		if e.need--; e.need <= 0 {
+			l.wake(e)
+		}
+	}
+}
+
+// wake tells a waiter that it is worth asking again, or hands it the lock if
+// there can be no doubt. The mutex is held.
+func (l *listener) wake(e *entry) {
+	b := l.b
+	b.unwait(e)
+	s := e.session
+	event := driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: e.key, Owner: e.owner}}
+	if e.next && s != nil && s.ttl >= e.ttl && s.usable(time.Now()) && !e.release {
+		// Whom it waited for was the last that stood in its way, and its own
+		// ticket is there: its lease lives.
+		e.granted = true
+		b.hold(e)
+		event.Kind, event.Ticket = driver.EventGrant, e.rev
+		event.Lease.Token, event.Lease.TTL, event.Lease.Mode = e.rev, s.ttl, e.mode
+		event.Lease.Age = s.age(e.asked)
+	}
+	l.tell(event)
+}
