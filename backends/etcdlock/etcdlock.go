@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -24,7 +25,6 @@ type Backend struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 	wake   chan struct{} // of the goroutine that renews leases; has room for one
-	turn   chan struct{} // has room for the one who looks at the server
 
 	mu        sync.Mutex
 	ended     bool
@@ -36,6 +36,7 @@ type Backend struct {
 	byLease   map[clientv3.LeaseID]*session // all that have not ended
 	making    map[int64]*making
 	listeners map[string]*listener
+	trying    map[string]chan struct{} // keys whose permits somebody tries for
 }
 
 var (
@@ -79,7 +80,7 @@ type entry struct {
 
 const (
 	// maxLooks is how often a call looks again because something has changed.
-	maxLooks = 20
+	maxLooks = 50
 	// closePatience bounds the last calls of a backend.
 	closePatience = time.Second
 )
@@ -96,9 +97,10 @@ func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 	}
 	b := &Backend{
 		client: client, opts: o,
-		wake: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+		wake:    make(chan struct{}, 1),
 		entries: make(map[id]*entry), sessions: make(map[int64]*session), retired: make(map[*session]struct{}),
 		byLease: make(map[clientv3.LeaseID]*session), making: make(map[int64]*making), listeners: make(map[string]*listener),
+		trying: make(map[string]chan struct{}),
 	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.calls = newDispatcher(client)
@@ -159,7 +161,19 @@ func (b *Backend) Acquire(ctx context.Context, req driver.Request) (driver.Lease
 		return driver.Lease{}, err
 	}
 	a := acquisition{b: b, ctx: ctx, req: &req, start: time.Now()}
-	for range maxLooks {
+	if !req.Enqueue && req.Limit > 1 {
+		// Whether there is a permit to be had can only be seen, and the attempt
+		// fails if somebody else makes one at the same time: not we ourselves.
+		leave, err := b.queueUp(ctx, req.Key)
+		if err != nil {
+			return driver.Lease{}, err
+		}
+		defer leave()
+	}
+	for n := range maxLooks {
+		if n > 5 {
+			pause(ctx, rand.N(time.Duration(min(n, 20))*time.Millisecond))
+		}
 		lease, again, err := a.look()
 		if !again {
 			a.leave(err)
@@ -169,6 +183,42 @@ func (b *Backend) Acquire(ctx context.Context, req driver.Request) (driver.Lease
 	err := fmt.Errorf("%w: etcdlock: key %q did not hold still", driver.ErrNotApplied, req.Key)
 	a.leave(err)
 	return driver.Lease{}, err
+}
+
+// pause waits for a time or the end of the context.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// queueUp lets the callers of this backend try for one key's permits one after
+// another.
+func (b *Backend) queueUp(ctx context.Context, key string) (leave func(), err error) {
+	for {
+		b.mu.Lock()
+		turn := b.trying[key]
+		if turn == nil {
+			turn = make(chan struct{})
+			b.trying[key] = turn
+			b.mu.Unlock()
+			return func() {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				delete(b.trying, key)
+				close(turn)
+			}, nil
+		}
+		b.mu.Unlock()
+		select {
+		case <-turn:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: etcdlock: %w", driver.ErrNotApplied, ctx.Err())
+		}
+	}
 }
 
 // acquisition is one call of Acquire.
@@ -249,12 +299,11 @@ func (a *acquisition) look() (driver.Lease, bool, error) {
 // lookAgain looks at the ticket that the owner has, which needs no write.
 func (a *acquisition) lookAgain(rev int64) (driver.Lease, bool, error) {
 	b, req := a.b, a.req
-	base := limitBase(b.opts.Prefix, req.Key, req.Limit)
-	resp, err := b.client.Get(a.ctx, base, clientv3.WithRange(after(base)), clientv3.WithKeysOnly(),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithMaxCreateRev(rev))
+	answer, err := b.client.Do(a.ctx, b.placeOp(req.Key, req.Limit, rev))
 	if err != nil {
 		return driver.Lease{}, false, a.readFailed(err)
 	}
+	resp := answer.Get()
 	list := ticketsAmong(b.opts.Prefix, resp.Kvs)
 	if n := len(list); n > 0 && list[n-1].name == a.e.name && list[n-1].rev == rev {
 		return a.decide(list, resp.Header.Revision)

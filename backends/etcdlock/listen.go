@@ -3,10 +3,11 @@ package etcdlock
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-dlm/dlm/driver"
@@ -22,7 +23,7 @@ import (
 // begin at the present, because one that begins in the past is served by a loop
 // of the server that runs ten times a second. What happened between the answer
 // that told the waiter whom to wait for and the beginning of the watch is made
-// good by asking again; the revisions of both tell whether that is needed.
+// good by looking again; the revisions of both tell whether that is needed.
 //
 // The keys of the leases are watched too, and the keys of locks that have been
 // held for some time, so that a loss is told at once. Locks that are held for a
@@ -55,7 +56,9 @@ type listener struct {
 	watches map[int64]*watch
 	ranges  map[string]*watch // by range
 	ping    *watch
-	held    []heldSince // locks whose keys are not watched yet, in order
+	doubts  []*entry      // waiters whose place has to be looked at again
+	doubt   chan struct{} // has room for one
+	held    []heldSince   // locks whose keys are not watched yet, in order
 	nHeld   int
 	heard   time.Time
 }
@@ -174,7 +177,20 @@ func (b *Backend) await(e *entry, list []ticket, n int, rev int64) {
 	e.watch = w
 	w.waiters[e] = rev
 	if w.since != 0 && rev < max(w.since, w.seen) {
-		l.tell(driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: e.key, Owner: e.owner}})
+		l.doubtful(e)
+	}
+}
+
+// doubtful has a waiter's place looked at again. The mutex is held.
+func (l *listener) doubtful(e *entry) {
+	l.doubts = append(l.doubts, e)
+	nudge(l.doubt)
+}
+
+// leave notes that a watch is no more. The mutex is held.
+func (e *entry) leave(w *watch) {
+	if e.watch == w {
+		e.watch = nil
 	}
 }
 
@@ -267,7 +283,7 @@ func (b *Backend) Listen(ctx context.Context, manager string, handle func(driver
 func (b *Backend) listen(ctx context.Context, stream pb.Watch_WatchClient, manager string, handle func(driver.Event)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &listener{
-		b: b, manager: manager, ready: make(chan struct{}, 1), send: make(chan struct{}, 1),
+		b: b, manager: manager, ready: make(chan struct{}, 1), send: make(chan struct{}, 1), doubt: make(chan struct{}, 1),
 		watches: make(map[int64]*watch), ranges: make(map[string]*watch), heard: time.Now(),
 	}
 	b.mu.Lock()
@@ -287,17 +303,24 @@ func (b *Backend) listen(ctx context.Context, stream pb.Watch_WatchClient, manag
 	errs := make(chan error, 2)
 	go func() { errs <- l.sendAll(ctx, stream) }()
 	go func() { errs <- l.receive(stream) }()
+	looked := make(chan struct{})
+	go func() {
+		defer close(looked)
+		l.lookAll(ctx)
+	}()
 	defer func() {
+		cancel()
+		<-looked
 		b.mu.Lock()
 		if b.listeners[manager] == l {
 			delete(b.listeners, manager)
 		}
 		for _, w := range l.watches {
 			for e := range w.waiters {
-				e.watch = nil
+				e.leave(w)
 			}
 			if w.holder != nil {
-				w.holder.watch = nil
+				w.holder.leave(w)
 			}
 		}
 		for _, h := range l.held {
@@ -414,7 +437,7 @@ func (l *listener) take(r *pb.WatchResponse) error {
 		w.since = max(r.Header.Revision, 1)
 		for e, rev := range w.waiters {
 			if rev < w.since {
-				l.tell(driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: e.key, Owner: e.owner}})
+				l.doubtful(e)
 			}
 		}
 		if first {
@@ -441,8 +464,8 @@ func (l *listener) canceled(w *watch, r *pb.WatchResponse) error {
 		delete(l.ranges, w.place())
 	}
 	for e := range w.waiters {
-		e.watch = nil
-		l.tell(driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: e.key, Owner: e.owner}})
+		e.leave(w)
+		l.doubtful(e)
 	}
 	switch {
 	case w.holder != nil:
@@ -478,27 +501,100 @@ func (l *listener) deleted(w *watch, kv *mvccpb.KeyValue) {
 			}
 			delete(e.ahead, name)
 		}
-		if e.need--; e.need <= 0 {
-			l.wake(e)
+		if e.need--; e.need > 0 {
+			continue
+		}
+		if e.next {
+			l.grant(e)
+		} else {
+			b.unwait(e)
+			l.doubtful(e)
 		}
 	}
 }
 
-// wake tells a waiter that it is worth asking again, or hands it the lock if
-// there can be no doubt. The mutex is held.
+// wake tells a waiter that it is worth asking again. The mutex is held.
 func (l *listener) wake(e *entry) {
-	b := l.b
+	l.tell(driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: e.key, Owner: e.owner}})
+}
+
+// grant hands the lock to a waiter: nothing stands in its way any more, and its
+// ticket is there. If the ticket belongs to a lease that is too short, or that may
+// be about to end, the waiter has to ask, and gets another. The mutex is held.
+func (l *listener) grant(e *entry) {
+	b, s := l.b, e.session
 	b.unwait(e)
-	s := e.session
-	event := driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: e.key, Owner: e.owner}}
-	if e.next && s != nil && s.ttl >= e.ttl && s.usable(time.Now()) && !e.release {
-		// Whom it waited for was the last that stood in its way, and its own
-		// ticket is there: its lease lives.
-		e.granted = true
-		b.hold(e)
-		event.Kind, event.Ticket = driver.EventGrant, e.rev
-		event.Lease.Token, event.Lease.TTL, event.Lease.Mode = e.rev, s.ttl, e.mode
-		event.Lease.Age = s.age(e.asked)
+	if s == nil || s.ttl < e.ttl || !s.usable(time.Now()) || e.release {
+		l.wake(e)
+		return
 	}
-	l.tell(event)
+	e.granted = true
+	b.hold(e)
+	l.tell(driver.Event{Kind: driver.EventGrant, Ticket: e.rev, Lease: driver.Lease{
+		Key: e.key, Owner: e.owner, Token: e.rev, TTL: s.ttl, Mode: e.mode, Age: s.age(e.asked),
+	}})
+}
+
+// lookAll looks again at the places of waiters, of many with one question.
+func (l *listener) lookAll(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.doubt:
+		}
+		for l.lookSome(ctx) {
+		}
+	}
+}
+
+// lookSome looks at some waiters' places. It says whether there are more.
+func (l *listener) lookSome(ctx context.Context) bool {
+	b := l.b
+	b.mu.Lock()
+	n := min(len(l.doubts), maxReads)
+	some := l.doubts[:n]
+	l.doubts = l.doubts[n:]
+	more := len(l.doubts) > 0
+	var entries []*entry
+	var revs []int64
+	var ops []clientv3.Op
+	for _, e := range some {
+		if e.rev == 0 || e.granted || e.release || slices.Contains(entries, e) {
+			continue
+		}
+		entries, revs, ops = append(entries, e), append(revs, e.rev), append(ops, b.placeOp(e.key, e.limit, e.rev))
+	}
+	b.mu.Unlock()
+	if len(ops) == 0 {
+		return more
+	}
+	resp, err := b.client.Txn(ctx).Then(ops...).Commit()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, e := range entries {
+		if e.rev != revs[i] || e.granted || e.release {
+			continue
+		}
+		if err != nil {
+			l.wake(e) // it finds out by itself
+			continue
+		}
+		list := ticketsAmong(b.opts.Prefix, resp.Responses[i].GetResponseRange().Kvs)
+		switch last, n := len(list)-1, holders(list); {
+		case last < 0 || list[last].name != e.name:
+			l.wake(e) // its ticket is gone
+		case n > last:
+			l.grant(e)
+		default:
+			b.await(e, list, n, resp.Header.Revision)
+		}
+	}
+	return more
+}
+
+// placeOp lists the tickets of a lock up to one.
+func (b *Backend) placeOp(key string, limit int, rev int64) clientv3.Op {
+	base := limitBase(b.opts.Prefix, key, limit)
+	return clientv3.OpGet(base, clientv3.WithRange(after(base)), clientv3.WithKeysOnly(), byCreation, clientv3.WithMaxCreateRev(rev))
 }
