@@ -122,6 +122,10 @@ func classify(ctx context.Context, err error, place string) error {
 	if end := ctx.Err(); end != nil {
 		return fmt.Errorf("etcdlock: no reply yet: %w", end)
 	}
+	// The server may notice the end of the context before we do.
+	if end := serverEnded(err); end != nil {
+		return fmt.Errorf("etcdlock: %w: %w", end, err)
+	}
 	for _, r := range refusals {
 		if !says(err, r.says) {
 			continue
@@ -160,6 +164,16 @@ func classify(ctx context.Context, err error, place string) error {
 		return fmt.Errorf("%w: etcdlock: %w", driver.ErrNotApplied, err)
 	}
 	return fmt.Errorf("etcdlock: %w", err)
+}
+
+// serverEnded returns the error of a context that ended the call at the server.
+func serverEnded(err error) error {
+	for _, end := range []error{context.DeadlineExceeded, context.Canceled} {
+		if errors.Is(err, end) || strings.HasSuffix(err.Error(), end.Error()) {
+			return end
+		}
+	}
+	return nil
 }
 
 // certain says whether a call that failed had no effect.

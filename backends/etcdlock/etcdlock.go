@@ -71,7 +71,9 @@ type entry struct {
 
 	// What follows belongs to the listener.
 
-	watch   *watch // what it waits for, or its own key
+	watch   *watch           // what it waits for, or its own key
+	place   driver.HeldError // as last seen
+	looked  time.Time        // when that was
 	ahead   map[string]struct{}
 	need    int  // how many of those ahead have to leave
 	queued  bool // it is in a listener's list of what is to be watched
@@ -81,6 +83,11 @@ type entry struct {
 const (
 	// maxLooks is how often a call looks again because something has changed.
 	maxLooks = 50
+	// front is how near to the head a waiter always asks the store; those behind
+	// are told again what they were told before, for up to trust, as long as the
+	// watch stands that tells when they move up.
+	front = 3
+	trust = 30 * time.Second
 	// closePatience bounds the last calls of a backend.
 	closePatience = time.Second
 )
@@ -299,6 +306,12 @@ func (a *acquisition) look() (driver.Lease, bool, error) {
 // lookAgain looks at the ticket that the owner has, which needs no write.
 func (a *acquisition) lookAgain(rev int64) (driver.Lease, bool, error) {
 	b, req := a.b, a.req
+	b.mu.Lock()
+	place, known := b.placeOf(a.e)
+	b.mu.Unlock()
+	if known && req.Enqueue {
+		return driver.Lease{}, false, &place
+	}
 	answer, err := b.client.Do(a.ctx, b.placeOp(req.Key, req.Limit, rev))
 	if err != nil {
 		return driver.Lease{}, false, a.readFailed(err)
@@ -317,6 +330,17 @@ func (a *acquisition) lookAgain(rev int64) (driver.Lease, bool, error) {
 		a.e.rev, a.e.granted = 0, false
 	}
 	return driver.Lease{}, true, nil
+}
+
+// placeOf returns a waiter's place if it cannot have become the holder since it
+// was last seen. The mutex is held.
+func (b *Backend) placeOf(e *entry) (driver.HeldError, bool) {
+	w, now := e.watch, time.Now()
+	if w == nil || w.since == 0 || w.waiters[e] < max(w.since, w.seen) || now.Sub(w.l.heard) > 2*quiet ||
+		e.place.Position <= front || now.Sub(e.looked) > trust || e.session == nil || !e.session.usable(now) {
+		return driver.HeldError{}, false
+	}
+	return e.place, true
 }
 
 // readFailed is the error for a question that had no effect, but on a ticket
@@ -504,14 +528,14 @@ func (a *acquisition) decide(list []ticket, rev int64) (driver.Lease, bool, erro
 	if n := holders(list); n <= last {
 		b.mu.Lock()
 		defer b.mu.Unlock()
+		held := driver.HeldError{Holder: list[0].owner, Token: list[0].rev, Position: last - n + 1, Ticket: own.rev}
+		e.place, e.looked = held, time.Now()
 		b.await(e, list, n, rev)
 		if s := b.byLease[own.lease]; s == nil || !s.usable(time.Now()) {
 			// Its lease will end, and it must not lose its place.
 			b.task(func() { b.rescue(e, own) })
 		}
-		return driver.Lease{}, false, &driver.HeldError{
-			Holder: list[0].owner, Token: list[0].rev, Position: last - n + 1, Ticket: own.rev,
-		}
+		return driver.Lease{}, false, &held
 	}
 	b.mu.Lock()
 	s := b.byLease[own.lease]

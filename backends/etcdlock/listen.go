@@ -559,11 +559,20 @@ func (l *listener) lookSome(ctx context.Context) bool {
 	var entries []*entry
 	var revs []int64
 	var ops []clientv3.Op
+	var watches []*watch
 	for _, e := range some {
 		if e.rev == 0 || e.granted || e.release || slices.Contains(entries, e) {
 			continue
 		}
-		entries, revs, ops = append(entries, e), append(revs, e.rev), append(ops, b.placeOp(e.key, e.limit, e.rev))
+		op, w := b.placeOp(e.key, e.limit, e.rev), e.watch
+		if w != nil && w.end == "" {
+			// Whom it waits for may be there as before, which is cheaper to find
+			// out where the queue is long.
+			op = clientv3.OpGet(w.start, clientv3.WithKeysOnly())
+		} else {
+			w = nil
+		}
+		entries, revs, ops, watches = append(entries, e), append(revs, e.rev), append(ops, op), append(watches, w)
 	}
 	b.mu.Unlock()
 	if len(ops) == 0 {
@@ -580,14 +589,28 @@ func (l *listener) lookSome(ctx context.Context) bool {
 			l.wake(e) // it finds out by itself
 			continue
 		}
-		list := ticketsAmong(b.opts.Prefix, resp.Responses[i].GetResponseRange().Kvs)
+		kvs, rev := resp.Responses[i].GetResponseRange().Kvs, resp.Header.Revision
+		if w := watches[i]; w != nil {
+			if e.watch != w {
+				continue // it has been looked at meanwhile
+			}
+			if len(kvs) > 0 && kvs[0].CreateRevision < e.rev && rev >= w.since {
+				w.waiters[e] = max(w.waiters[e], rev)
+				continue
+			}
+			b.unwait(e)
+			l.doubtful(e)
+			more = true
+			continue
+		}
+		list := ticketsAmong(b.opts.Prefix, kvs)
 		switch last, n := len(list)-1, holders(list); {
 		case last < 0 || list[last].name != e.name:
 			l.wake(e) // its ticket is gone
 		case n > last:
 			l.grant(e)
 		default:
-			b.await(e, list, n, resp.Header.Revision)
+			b.await(e, list, n, rev)
 		}
 	}
 	return more
