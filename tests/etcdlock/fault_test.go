@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -166,10 +167,8 @@ func (r *rig) lostWithin(l *dlm.Lock, d time.Duration, reasons ...dlm.LostReason
 	if !ok {
 		r.Fatalf("the lock on %q ended with %v", l.Key, l.Err())
 	}
-	for _, reason := range reasons {
-		if lost.Reason == reason {
-			return
-		}
+	if slices.Contains(reasons, lost.Reason) {
+		return
 	}
 	r.Errorf("the lock on %q was lost for the reason %q, want %q", l.Key, lost.Reason, reasons)
 }
