@@ -8,6 +8,7 @@ set -euo pipefail
 servers='
 redis-server    redis-server
 redis-sentinel  redis-sentinel
+etcd            etcd-server
 '
 
 packages=()
