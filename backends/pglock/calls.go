@@ -83,8 +83,8 @@ func (c *calls) on(ctx context.Context, s session, owner string, st *statement, 
 func (c *calls) connect(ctx context.Context) (session, error) {
 	s, err := c.db.connect(ctx)
 	if err != nil {
-		if ended(ctx, err) {
-			return nil, fmt.Errorf("%w: pglock: waiting for a connection: %w", driver.ErrNotApplied, ctx.Err())
+		if over := ended(ctx, err); over != nil {
+			return nil, fmt.Errorf("%w: pglock: waiting for a connection: %w", driver.ErrNotApplied, over)
 		}
 		return nil, c.opts.classify(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -204,13 +205,16 @@ func notPostgres(err error) bool {
 		strings.Contains(text, "invalid length of") || strings.Contains(text, "invalid body length")
 }
 
-// ended says that err comes of a context that has ended, and not of the server.
-func ended(ctx context.Context, err error) bool {
-	return ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
-}
-
-// refusedConnection says that nothing listens at an address.
-func refusedConnection(err error) bool {
-	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "dial"
+// ended returns the error of the context if a failure comes of its end, or nil.
+func ended(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	// The time-out of a connection attempt can be a moment earlier than that of
+	// the context that it was made of.
+	timeout, ok := errors.AsType[net.Error](err)
+	if deadline, bounded := ctx.Deadline(); ok && timeout.Timeout() && bounded && time.Until(deadline) < 20*time.Millisecond {
+		return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
+	return nil
 }

@@ -200,7 +200,7 @@ func (b *Backend) dial(ctx context.Context) (*pgx.Conn, error) {
 // probe sends a notification through another connection and waits for it.
 func (b *Backend) probe(ctx context.Context, conn *pgx.Conn, channel string) error {
 	const text = "probe"
-	_, err := b.calls.do(ctx, "", &statement{"dlm_probe", "SELECT pg_notify($1::text, $2::text)"}, channel, text)
+	_, err := b.calls.do(ctx, "", &statement{"", "SELECT pg_notify($1::text, $2::text)"}, channel, text)
 	if err != nil {
 		return err
 	}

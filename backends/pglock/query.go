@@ -18,7 +18,7 @@ import (
 
 // statement is one of the few that the backend makes. Its parameters are
 // strings, []byte and int64, and what it returns is read as text, so that it is
-// the same for all drivers.
+// the same for all drivers. One without a name is not prepared.
 type statement struct{ name, sql string }
 
 // row is a row of a result, as text; a NULL is nil.
@@ -120,7 +120,7 @@ func (s *pgxSession) query(ctx context.Context, st *statement, args []any) ([]ro
 	conn := s.conn.Conn().PgConn()
 	p := newParams(args)
 	var prepared *pgconn.StatementDescription
-	if s.d.prepares.Load() {
+	if st.name != "" && s.d.prepares.Load() {
 		sd, err := s.conn.Conn().Prepare(ctx, st.name, st.sql) // a round trip for the first time only
 		if err != nil {
 			return nil, unsentError{err}

@@ -103,7 +103,7 @@ func createSchema(ctx context.Context, db database, opts *Options) error {
 
 // version checks the version of the tables.
 func (o *Options) version(ctx context.Context, c *calls) error {
-	rows, err := c.do(ctx, "", &statement{"dlm_version_" + o.tag(), "SELECT version FROM " + o.name("meta") + " WHERE id = 1"})
+	rows, err := c.do(ctx, "", &statement{"", "SELECT version FROM " + o.name("meta") + " WHERE id = 1"})
 	if is(err, ProblemPermission) {
 		// A schema that is not there and one that may not be looked into are two
 		// things.
@@ -172,7 +172,7 @@ func (b *backend) look(ctx context.Context) error {
 		return err
 	}
 	pid := s.pid()
-	rows, err := b.calls.on(ctx, s, "", &statement{"dlm_look", lookSQL})
+	rows, err := b.calls.on(ctx, s, "", &statement{"", lookSQL})
 	if err != nil {
 		return err
 	}
@@ -212,7 +212,7 @@ func (o *Options) rights(ctx context.Context, c *calls) error {
 			values = append(values, fmt.Sprintf("('%s', '%s')", strings.ReplaceAll(o.name(n.table), "'", "''"), right))
 		}
 	}
-	rows, err := c.do(ctx, "", &statement{"dlm_rights_" + o.tag(), `SELECT r.what || ' on ' || r.name FROM (VALUES ` +
+	rows, err := c.do(ctx, "", &statement{"", `SELECT r.what || ' on ' || r.name FROM (VALUES ` +
 		strings.Join(values, ", ") + `) AS r(name, what) WHERE NOT has_table_privilege(r.name, r.what)`})
 	if err != nil {
 		return err

@@ -101,7 +101,10 @@ func StartPostgres(tb TB, cfg *PostgresConfig) *Postgres {
 func postgresProgram(tb TB) string {
 	tb.Helper()
 	if path, err := exec.LookPath("postgres"); err == nil {
-		return path
+		// The other programs are beside it, and not beside a link to it.
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			return real
+		}
 	}
 	number := regexp.MustCompile(`\d+`)
 	version := func(path string) int {
