@@ -334,7 +334,7 @@ func TestIsolationChanges(t *testing.T) {
 func TestServerTimeouts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &servers.PostgresConfig{Settings: []string{
-		"statement_timeout=300ms", "lock_timeout=200ms", "idle_in_transaction_session_timeout=200ms", "idle_session_timeout=300ms",
+		"statement_timeout=2s", "lock_timeout=1s", "idle_in_transaction_session_timeout=200ms",
 	}})
 	b := r.backend()
 	lease, err := b.Acquire(t.Context(), driver.Request{Key: "k", Owner: "a", TTL: time.Minute, Limit: 1})
@@ -365,7 +365,7 @@ func TestServerTimeouts(t *testing.T) {
 		t.Error(err)
 	}
 	// A lock with renewals outlives sessions that are ended for being idle.
-	m := r.plain()
+	m := r.manager(r.pool("&idle_session_timeout=300"), nil, nil)
 	held := r.take(m, "idle", 3*time.Second)
 	waiter := r.later(m, "idle", time.Minute)
 	began := time.Now()
@@ -451,8 +451,8 @@ func TestThousandWaiters(t *testing.T) {
 	t.Parallel()
 	const count = 1000
 	r := newRig(t, nil)
-	b := r.backend()
-	m := r.manager(r.pool("&pool_max_conns=4"), nil, nil)
+	queue := &counter{}
+	m := r.manager(r.pool("&pool_max_conns=4"), &dlm.LockConfig{Observer: queue}, nil)
 	held := r.take(m, "k", time.Minute)
 	var mu sync.Mutex
 	var order []int
@@ -471,8 +471,8 @@ func TestThousandWaiters(t *testing.T) {
 			mu.Unlock()
 			r.release(l)
 		})
-		// So that the order is known; a few at a time would be quicker.
-		r.queued(b, "k", i+1)
+		// So that the order is known.
+		r.until("he is in the queue", func() bool { return queue.waiting.Load() == int64(i+1) })
 	}
 	began := time.Now()
 	r.release(held)

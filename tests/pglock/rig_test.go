@@ -273,3 +273,12 @@ func (l *load) stop() {
 	}
 	l.errs = nil
 }
+
+// counter counts the waiters that are in the queue for the first time.
+type counter struct{ waiting atomic.Int64 }
+
+func (c *counter) Observe(e dlm.Event) {
+	if e.Kind == dlm.EventWaiting {
+		c.waiting.Add(1)
+	}
+}
