@@ -2,6 +2,7 @@ package pglock
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -26,7 +27,7 @@ const (
 	quiet = 3 * time.Second
 	// lookAgain is after how long it is tried again whether notifications arrive
 	// through a pooler.
-	lookAgain = time.Minute
+	lookAgain = 10 * time.Minute
 	// closePatience bounds how long the end of a connection is waited for.
 	closePatience = 100 * time.Millisecond
 )
@@ -154,21 +155,21 @@ func (b *Backend) subscribe(ctx context.Context, channel string, handle func(dri
 			hangUp(conn)
 		}
 	}()
-	results, err := conn.PgConn().Exec(ctx, "listen "+quote(channel)+"; select pg_backend_pid()").ReadAll()
+	results, err := conn.PgConn().Exec(ctx, "select pg_backend_pid()").ReadAll()
 	if err != nil {
 		return nil, err
 	}
-	if len(results) != 2 || len(results[1].Rows) != 1 {
+	if len(results) != 1 || len(results[0].Rows) != 1 {
 		return nil, errStrange
 	}
-	if string(results[1].Rows[0][0]) != strconv.FormatUint(uint64(conn.PgConn().PID()), 10) {
-		// Another one has answered than let us in: a pooler. In session mode
-		// notifications arrive all the same, in transaction mode they go to
-		// whoever uses the server's connection at the moment. One that this
-		// very connection sent would arrive in either case.
-		if err := b.probe(ctx, conn, channel); err != nil {
+	if string(results[0].Rows[0][0]) != strconv.FormatUint(uint64(conn.PgConn().PID()), 10) {
+		// Another one has answered than let us in: a pooler.
+		if err := b.probe(ctx, conn); err != nil {
 			return nil, err
 		}
+	}
+	if _, err := conn.PgConn().Exec(ctx, "listen "+quote(channel)).ReadAll(); err != nil {
+		return nil, err
 	}
 	up = true
 	handle(driver.Event{Kind: driver.EventUp})
@@ -197,14 +198,24 @@ func (b *Backend) dial(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// probe sends a notification through another connection and waits for it.
-func (b *Backend) probe(ctx context.Context, conn *pgx.Conn, channel string) error {
+// probe looks whether notifications arrive through a pooler. In session mode they
+// do; in transaction mode they go to whoever uses the server's connection at the
+// moment. One that this very connection sent would arrive in either case, so it is
+// sent through another one. The channel is one that is used once: the server's
+// connection may go on listening to it, for the benefit of nobody.
+func (b *Backend) probe(ctx context.Context, conn *pgx.Conn) error {
 	const text = "probe"
+	channel := "dlm_" + rand.Text()
+	if _, err := conn.PgConn().Exec(ctx, "listen "+quote(channel)).ReadAll(); err != nil {
+		return err
+	}
+	defer func() {
+		_, _ = conn.PgConn().Exec(ctx, "unlisten "+quote(channel)).ReadAll() // it may reach another
+	}()
 	_, err := b.calls.do(ctx, "", &statement{"", "SELECT pg_notify($1::text, $2::text)"}, channel, text)
 	if err != nil {
 		return err
 	}
-	// What arrives before may be missed, as the subscription does not stand yet.
 	end := time.Now().Add(probePatience)
 	for {
 		got, err := notification(ctx, conn, time.Until(end))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -182,7 +183,7 @@ func (b *backend) Acquire(ctx context.Context, req driver.Request) (driver.Lease
 	return driver.Lease{}, errStrange
 }
 
-var errStrange = fmt.Errorf("pglock: strange answer")
+var errStrange = errors.New("pglock: strange answer")
 
 // bytea is a parameter. Keys and owners are bytes for the server, so that its
 // encoding and its collation do not matter, and that they sort as they should.

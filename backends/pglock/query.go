@@ -232,7 +232,14 @@ func (s *sqlSession) query(ctx context.Context, st *statement, args []any) ([]ro
 	if err != nil {
 		return nil, errors.Join(err, ignoreDone(tx.Rollback()))
 	}
-	return list, tx.Commit()
+	if err := tx.Commit(); state(err) != "" {
+		return nil, err
+	} else if err != nil {
+		// Some drivers say that a connection was broken before as if nothing had
+		// been sent, which is not known of a commit.
+		return nil, fmt.Errorf("committing: %v", err)
+	}
+	return list, nil
 }
 
 // ignoreDone leaves out the answer to a rollback that nothing is left to do.

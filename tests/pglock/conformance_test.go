@@ -51,8 +51,8 @@ func (c *cut) freeze(testing.TB) (thaw func()) {
 
 // unit and window are the shortest times that a busy machine keeps up with.
 const (
-	unit   = 500 * time.Millisecond
-	window = 2 * time.Second
+	unit   = time.Second
+	window = 3 * time.Second
 )
 
 // newPool returns a pool for a URL. A nil dial is the usual one.

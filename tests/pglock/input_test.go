@@ -140,7 +140,7 @@ func TestWrongSetup(t *testing.T) {
 // listener accepts connections, says something, and keeps them.
 func listener(t *testing.T, say func(net.Conn)) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,9 @@ func TestCreateSchema(t *testing.T) {
 	s.MustDo("postgres", "create role limited login")
 	pool := newPool(t, s.URL("postgres"), nil)
 	for _, opts := range []pglock.Options{
-		{}, {Schema: `we"ird 'name; é`, Prefix: `p"x_`}, {Schema: "public", Prefix: "dlm_"},
+		{},
+		{Schema: `we"ird 'name; é`, Prefix: `p"x_`},
+		{Schema: "public", Prefix: "dlm_"},
 		{Schema: strings.Repeat("x", 63), Prefix: strings.Repeat("y", 32)},
 	} {
 		var wg sync.WaitGroup
