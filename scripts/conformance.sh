@@ -15,10 +15,13 @@ redis-quorum) dir=tests/redislock test=TestConformanceQuorum ;;
 etcd) dir=tests/etcdlock test=TestConformanceSingle ;;
 etcd-old) dir=tests/etcdlock test=TestConformanceOld ;;
 etcd-three) dir=tests/etcdlock test=TestConformanceThree ;;
+pg) dir=tests/pglock test=TestConformancePg ;;
+pg-bouncer) dir=tests/pglock test=TestConformancePgBouncer ;;
+pg-sql) dir=tests/pglock test=TestConformancePgSQL ;;
 *) dir=backends/${backend}lock ;;
 esac
 if [[ -z $backend || ! -d $dir ]]; then
-	echo "conformance: no backend '$backend', try B=memory, sqlite, redis, redis-sentinel, redis-cluster, redis-quorum, etcd, etcd-old, etcd-three" >&2
+	echo "conformance: no backend '$backend', see the list in scripts/conformance.sh" >&2
 	exit 2
 fi
 # A suite that is not there must not count as passed.

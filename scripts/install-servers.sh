@@ -4,16 +4,29 @@
 # runs already is left alone. It says nothing if there is nothing to do.
 set -euo pipefail
 
-# The program that tests look for, and the Debian package that has it.
+# The program that tests look for, and the Debian package that has it. Some
+# programs are where only their own tools look for them.
 servers='
 redis-server    redis-server
 redis-sentinel  redis-sentinel
 etcd            etcd-server
+postgres        postgresql
+pgbouncer       pgbouncer
 '
+elsewhere='/usr/lib/postgresql/*/bin /usr/pgsql-*/bin /usr/sbin'
+
+there() {
+	local dir
+	command -v "$1" >/dev/null && return
+	for dir in $elsewhere; do
+		[[ -x $dir/$1 ]] && return
+	done
+	return 1
+}
 
 packages=()
 while read -r program package; do
-	if [[ -n $program ]] && ! command -v "$program" >/dev/null; then
+	if [[ -n $program ]] && ! there "$program"; then
 		packages+=("$package")
 	fi
 done <<<"$servers"

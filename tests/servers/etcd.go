@@ -393,7 +393,7 @@ func etcdProgram(tb TB, old bool) string {
 	}
 	path, err := builtProgram("etcdnode")
 	if err != nil {
-		missing(tb, fmt.Sprintf("etcdnode cannot be built: %v", err))
+		Missing(tb, fmt.Sprintf("etcdnode cannot be built: %v", err))
 	}
 	return path
 }

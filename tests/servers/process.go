@@ -32,6 +32,11 @@ type process struct {
 // that is locked to its thread: where the kernel kills orphans, an orphan is a
 // child whose parent's thread ended.
 func startProcess(dir, bin string, args []string) (*process, error) {
+	return startProcessAs(nil, dir, bin, args)
+}
+
+// startProcessAs is startProcess for another user, nil for the same.
+func startProcessAs(who *account, dir, bin string, args []string) (*process, error) {
 	p := &process{log: filepath.Join(dir, logName), done: make(chan struct{})}
 	f, err := os.OpenFile(p.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -44,7 +49,7 @@ func startProcess(dir, bin string, args []string) (*process, error) {
 	p.cmd = exec.Command(bin, args...)
 	p.cmd.Dir = dir
 	p.cmd.Stdout, p.cmd.Stderr = f, f
-	p.cmd.SysProcAttr = childAttributes()
+	p.cmd.SysProcAttr = childAttributes(who)
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}

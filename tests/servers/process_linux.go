@@ -6,13 +6,49 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 )
 
 // childAttributes makes a child a process group of its own, so that Ctrl-C
 // reaches the test first, and has it killed when this process dies.
-func childAttributes() *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+func childAttributes(who *account) *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if who != nil {
+		a.Credential = &syscall.Credential{Uid: uint32(who.uid), Gid: uint32(who.gid)}
+	}
+	return a
+}
+
+// descendants are the children of a process, and theirs.
+func descendants(pid int) []int {
+	var all []int
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)) // the pattern is right
+	for _, file := range tasks {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		for field := range strings.FieldsSeq(string(text)) {
+			if child, err := strconv.Atoi(field); err == nil {
+				all = append(all, child)
+				all = append(all, descendants(child)...)
+			}
+		}
+	}
+	return all
+}
+
+func sendSignal(pid int, s syscall.Signal) error { return syscall.Kill(pid, s) }
+
+// ownerOf is the number of the user whom a file belongs to.
+func ownerOf(f os.FileInfo) int {
+	if s, ok := f.Sys().(*syscall.Stat_t); ok {
+		return int(s.Uid)
+	}
+	return -1
 }
 
 // pause stops the process and waits until it has stopped.
