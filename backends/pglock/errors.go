@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	sqldriver "database/sql/driver"
 	"errors"
 	"fmt"
 	"net"
@@ -133,8 +132,9 @@ func (o *Options) classify(err error) error {
 	if errors.Is(err, driver.ErrNotApplied) || errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrClosed) {
 		return err
 	}
-	unsent := errors.As(err, new(unsentError)) || pgconn.SafeToRetry(err) || errors.Is(err, sqldriver.ErrBadConn) ||
-		errors.As(err, new(*pgconn.ConnectError))
+	// Not driver.ErrBadConn: there are drivers that return it for a connection
+	// that has broken under a statement.
+	unsent := errors.As(err, new(unsentError)) || pgconn.SafeToRetry(err) || errors.As(err, new(*pgconn.ConnectError))
 	code := state(err)
 	switch {
 	case strings.HasPrefix(code, "28"):
