@@ -308,7 +308,12 @@ func (a *acquisition) lookAgain(rev int64) (driver.Lease, bool, error) {
 	b, req := a.b, a.req
 	b.mu.Lock()
 	place, known := b.placeOf(a.e)
+	holds := a.e.granted && a.e.rev == rev && !good(a.e.session, req.TTL)
 	b.mu.Unlock()
+	if holds {
+		// It has been told so, and is to have another lease.
+		return a.confirm(rev)
+	}
 	if known && req.Enqueue {
 		return driver.Lease{}, false, &place
 	}
@@ -522,7 +527,7 @@ func (a *acquisition) notCreated(resp *pb.TxnResponse, rev int64, long, short *s
 // decide says whether the last ticket of a list, which is the owner's, holds the
 // lock. The list is what there was at a revision.
 func (a *acquisition) decide(list []ticket, rev int64) (driver.Lease, bool, error) {
-	b, req, e := a.b, a.req, a.e
+	b, e := a.b, a.e
 	last := len(list) - 1
 	own := list[last]
 	if n := holders(list); n <= last {
@@ -537,16 +542,27 @@ func (a *acquisition) decide(list []ticket, rev int64) (driver.Lease, bool, erro
 		}
 		return driver.Lease{}, false, &held
 	}
+	return a.confirm(own.rev)
+}
+
+// good says whether a lease does for a lock with this TTL.
+func good(s *session, ttl time.Duration) bool {
+	return s != nil && s.ttl >= ttl && s.usable(time.Now())
+}
+
+// confirm puts a ticket that holds the lock on a lease that is long enough.
+func (a *acquisition) confirm(rev int64) (driver.Lease, bool, error) {
+	b, req, e := a.b, a.req, a.e
 	b.mu.Lock()
-	s := b.byLease[own.lease]
-	good := s != nil && s.ttl >= req.TTL && s.usable(time.Now())
+	s := e.session
+	fits := good(s, req.TTL)
 	b.mu.Unlock()
-	if !good {
+	if !fits {
 		var err error
 		if s, err = b.session(a.ctx, max(class(req.TTL), b.classOf(s))); err != nil {
 			return driver.Lease{}, false, unconfirmed(a.ctx, err)
 		}
-		moved, err := b.move(a.ctx, e, own.rev, s)
+		moved, err := b.move(a.ctx, e, rev, s)
 		if err != nil {
 			return driver.Lease{}, false, unconfirmed(a.ctx, err)
 		}
@@ -556,14 +572,14 @@ func (a *acquisition) decide(list []ticket, rev int64) (driver.Lease, bool, erro
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if e.rev != own.rev || s.ended {
+	if e.rev != rev || s.ended {
 		return driver.Lease{}, true, nil
 	}
 	e.granted = true
 	b.unwait(e)
 	b.hold(e)
 	return driver.Lease{
-		Key: req.Key, Owner: req.Owner, Token: own.rev, TTL: s.ttl, Mode: req.Mode, Age: b.ageAt(s, a.start),
+		Key: req.Key, Owner: req.Owner, Token: rev, TTL: s.ttl, Mode: req.Mode, Age: s.age(a.start),
 	}, false, nil
 }
 
@@ -585,9 +601,6 @@ func (b *Backend) classOf(s *session) int64 {
 	}
 	return s.class
 }
-
-// ageAt is how long before a moment the lease began to run. The mutex is held.
-func (b *Backend) ageAt(s *session, start time.Time) time.Duration { return s.age(start) }
 
 // rescue puts a waiter's ticket on another lease.
 func (b *Backend) rescue(e *entry, own ticket) {
@@ -721,6 +734,7 @@ func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
 		name = e.name
 		e.release = true
 		b.unwait(e)
+		b.leaving(e)
 		if len(e.unsure) > 0 {
 			b.mu.Unlock()
 			return b.releaseFenced(ctx, e, lease)
@@ -753,6 +767,20 @@ func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
 		return lostError(&lease, len(resp.Responses[0].GetResponseRange().Kvs) > 0)
 	}
 	return nil
+}
+
+// leaving notes that a lock is being released: whoever waits for it is the next,
+// and need not look when it is gone. The mutex is held.
+func (b *Backend) leaving(e *entry) {
+	if !e.granted || e.limit > 1 || e.mode != driver.Exclusive {
+		return
+	}
+	place := (&watch{start: e.name}).place()
+	for _, l := range b.listeners {
+		if w := l.ranges[place]; w != nil {
+			w.last = true
+		}
+	}
 }
 
 // releaseFenced is Release for a ticket that a request on its way may make
@@ -832,7 +860,14 @@ func (b *Backend) fenced(ctx context.Context, e *entry, conds []clientv3.Cmp, th
 		if len(conds) == 0 {
 			otherwiseOps = nil
 		}
-		resp, rev, err := b.calls.txn(ctx, e.key, conds, thenOps, otherwiseOps)
+		var resp *pb.TxnResponse
+		var rev int64
+		var err error
+		if len(fences) > 0 {
+			resp, rev, err = b.calls.alone(ctx, condition{conds, thenOps, otherwiseOps})
+		} else {
+			resp, rev, err = b.calls.txn(ctx, e.key, conds, thenOps, otherwiseOps)
+		}
 		if err != nil && gone(err) {
 			b.endDead(ctx, fences...)
 			continue
