@@ -860,14 +860,7 @@ func (b *Backend) fenced(ctx context.Context, e *entry, conds []clientv3.Cmp, th
 		if len(conds) == 0 {
 			otherwiseOps = nil
 		}
-		var resp *pb.TxnResponse
-		var rev int64
-		var err error
-		if len(fences) > 0 {
-			resp, rev, err = b.calls.alone(ctx, condition{conds, thenOps, otherwiseOps})
-		} else {
-			resp, rev, err = b.calls.txn(ctx, e.key, conds, thenOps, otherwiseOps)
-		}
+		resp, rev, err := b.calls.txn(ctx, e.key, conds, thenOps, otherwiseOps)
 		if err != nil && gone(err) {
 			b.endDead(ctx, fences...)
 			continue
