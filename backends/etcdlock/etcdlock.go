@@ -59,6 +59,7 @@ type entry struct {
 	mode    driver.Mode
 	limit   int
 
+	made    time.Time // when it was first asked for
 	ttl     time.Duration
 	asked   time.Time // when the last Acquire began
 	rev     int64     // create revision: ticket and token; 0 if it is not known to exist
@@ -278,7 +279,7 @@ func (a *acquisition) enter() (rev int64, err error) {
 	if e == nil {
 		e = &entry{
 			id: id{req.Key, req.Owner}, manager: req.Manager, mode: req.Mode, limit: req.Limit,
-			name: ticketName(b.opts.Prefix, req.Key, req.Limit, req.Mode, req.Owner),
+			name: ticketName(b.opts.Prefix, req.Key, req.Limit, req.Mode, req.Owner), made: a.start,
 		}
 		b.entries[e.id] = e
 	}
@@ -391,7 +392,7 @@ func (a *acquisition) create() (driver.Lease, bool, error) {
 	if req.Mode == driver.Shared {
 		blocker = modeBase(prefix, req.Key, 1, driver.Exclusive)
 	}
-	data := value{ttl: req.TTL, made: time.Now(), manager: req.Manager}.String()
+	data := value{ttl: req.TTL, made: e.made, manager: req.Manager}.String()
 	put := clientv3.OpPut(e.name, data, clientv3.WithLease(long.id))
 	list := clientv3.OpGet(mine, clientv3.WithRange(after(mine)), clientv3.WithKeysOnly(), byCreation)
 	var then []clientv3.Op
@@ -639,7 +640,7 @@ type condition struct {
 }
 
 func (b *Backend) moveOp(e *entry, rev int64, s *session) condition {
-	data := value{ttl: e.ttl, made: time.Now(), manager: e.manager}.String()
+	data := value{ttl: e.ttl, made: e.made, manager: e.manager}.String()
 	return condition{
 		conds:     []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.name), "=", rev)},
 		then:      []clientv3.Op{clientv3.OpPut(e.name, data, clientv3.WithLease(s.id))},
