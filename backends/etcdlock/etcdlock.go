@@ -59,6 +59,7 @@ type entry struct {
 	mode    driver.Mode
 	limit   int
 
+	made    time.Time // when it was first asked for
 	ttl     time.Duration
 	asked   time.Time // when the last Acquire began
 	rev     int64     // create revision: ticket and token; 0 if it is not known to exist
@@ -278,7 +279,7 @@ func (a *acquisition) enter() (rev int64, err error) {
 	if e == nil {
 		e = &entry{
 			id: id{req.Key, req.Owner}, manager: req.Manager, mode: req.Mode, limit: req.Limit,
-			name: ticketName(b.opts.Prefix, req.Key, req.Limit, req.Mode, req.Owner),
+			name: ticketName(b.opts.Prefix, req.Key, req.Limit, req.Mode, req.Owner), made: a.start,
 		}
 		b.entries[e.id] = e
 	}
@@ -308,7 +309,12 @@ func (a *acquisition) lookAgain(rev int64) (driver.Lease, bool, error) {
 	b, req := a.b, a.req
 	b.mu.Lock()
 	place, known := b.placeOf(a.e)
+	holds := a.e.granted && a.e.rev == rev && !good(a.e.session, req.TTL)
 	b.mu.Unlock()
+	if holds {
+		// It has been told so, and is to have another lease.
+		return a.confirm(rev)
+	}
 	if known && req.Enqueue {
 		return driver.Lease{}, false, &place
 	}
@@ -386,7 +392,7 @@ func (a *acquisition) create() (driver.Lease, bool, error) {
 	if req.Mode == driver.Shared {
 		blocker = modeBase(prefix, req.Key, 1, driver.Exclusive)
 	}
-	data := value{ttl: req.TTL, made: time.Now(), manager: req.Manager}.String()
+	data := value{ttl: req.TTL, made: e.made, manager: req.Manager}.String()
 	put := clientv3.OpPut(e.name, data, clientv3.WithLease(long.id))
 	list := clientv3.OpGet(mine, clientv3.WithRange(after(mine)), clientv3.WithKeysOnly(), byCreation)
 	var then []clientv3.Op
@@ -522,7 +528,7 @@ func (a *acquisition) notCreated(resp *pb.TxnResponse, rev int64, long, short *s
 // decide says whether the last ticket of a list, which is the owner's, holds the
 // lock. The list is what there was at a revision.
 func (a *acquisition) decide(list []ticket, rev int64) (driver.Lease, bool, error) {
-	b, req, e := a.b, a.req, a.e
+	b, e := a.b, a.e
 	last := len(list) - 1
 	own := list[last]
 	if n := holders(list); n <= last {
@@ -537,16 +543,27 @@ func (a *acquisition) decide(list []ticket, rev int64) (driver.Lease, bool, erro
 		}
 		return driver.Lease{}, false, &held
 	}
+	return a.confirm(own.rev)
+}
+
+// good says whether a lease does for a lock with this TTL.
+func good(s *session, ttl time.Duration) bool {
+	return s != nil && s.ttl >= ttl && s.usable(time.Now())
+}
+
+// confirm puts a ticket that holds the lock on a lease that is long enough.
+func (a *acquisition) confirm(rev int64) (driver.Lease, bool, error) {
+	b, req, e := a.b, a.req, a.e
 	b.mu.Lock()
-	s := b.byLease[own.lease]
-	good := s != nil && s.ttl >= req.TTL && s.usable(time.Now())
+	s := e.session
+	fits := good(s, req.TTL)
 	b.mu.Unlock()
-	if !good {
+	if !fits {
 		var err error
 		if s, err = b.session(a.ctx, max(class(req.TTL), b.classOf(s))); err != nil {
 			return driver.Lease{}, false, unconfirmed(a.ctx, err)
 		}
-		moved, err := b.move(a.ctx, e, own.rev, s)
+		moved, err := b.move(a.ctx, e, rev, s)
 		if err != nil {
 			return driver.Lease{}, false, unconfirmed(a.ctx, err)
 		}
@@ -556,14 +573,14 @@ func (a *acquisition) decide(list []ticket, rev int64) (driver.Lease, bool, erro
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if e.rev != own.rev || s.ended {
+	if e.rev != rev || s.ended {
 		return driver.Lease{}, true, nil
 	}
 	e.granted = true
 	b.unwait(e)
 	b.hold(e)
 	return driver.Lease{
-		Key: req.Key, Owner: req.Owner, Token: own.rev, TTL: s.ttl, Mode: req.Mode, Age: b.ageAt(s, a.start),
+		Key: req.Key, Owner: req.Owner, Token: rev, TTL: s.ttl, Mode: req.Mode, Age: s.age(a.start),
 	}, false, nil
 }
 
@@ -585,9 +602,6 @@ func (b *Backend) classOf(s *session) int64 {
 	}
 	return s.class
 }
-
-// ageAt is how long before a moment the lease began to run. The mutex is held.
-func (b *Backend) ageAt(s *session, start time.Time) time.Duration { return s.age(start) }
 
 // rescue puts a waiter's ticket on another lease.
 func (b *Backend) rescue(e *entry, own ticket) {
@@ -626,7 +640,7 @@ type condition struct {
 }
 
 func (b *Backend) moveOp(e *entry, rev int64, s *session) condition {
-	data := value{ttl: e.ttl, made: time.Now(), manager: e.manager}.String()
+	data := value{ttl: e.ttl, made: e.made, manager: e.manager}.String()
 	return condition{
 		conds:     []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.name), "=", rev)},
 		then:      []clientv3.Op{clientv3.OpPut(e.name, data, clientv3.WithLease(s.id))},
@@ -721,6 +735,7 @@ func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
 		name = e.name
 		e.release = true
 		b.unwait(e)
+		b.leaving(e)
 		if len(e.unsure) > 0 {
 			b.mu.Unlock()
 			return b.releaseFenced(ctx, e, lease)
@@ -753,6 +768,20 @@ func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
 		return lostError(&lease, len(resp.Responses[0].GetResponseRange().Kvs) > 0)
 	}
 	return nil
+}
+
+// leaving notes that a lock is being released: whoever waits for it is the next,
+// and need not look when it is gone. The mutex is held.
+func (b *Backend) leaving(e *entry) {
+	if !e.granted || e.limit > 1 || e.mode != driver.Exclusive {
+		return
+	}
+	place := (&watch{start: e.name}).place()
+	for _, l := range b.listeners {
+		if w := l.ranges[place]; w != nil {
+			w.last = true
+		}
+	}
 }
 
 // releaseFenced is Release for a ticket that a request on its way may make

@@ -110,7 +110,7 @@ func (b *Backend) adopt(l *driver.Lease, list []ticket) *entry {
 		}
 		e := b.entries[id{l.Key, l.Owner}]
 		if e == nil || e.name != t.name {
-			e = &entry{id: id{l.Key, l.Owner}, name: t.name, mode: t.mode, limit: t.limit, ttl: l.TTL}
+			e = &entry{id: id{l.Key, l.Owner}, name: t.name, mode: t.mode, limit: t.limit, ttl: l.TTL, made: time.Now()}
 			b.entries[e.id] = e
 		}
 		e.rev, e.granted = t.rev, true

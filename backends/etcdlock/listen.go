@@ -78,6 +78,7 @@ type watch struct {
 	seen       int64 // revision of its last event
 	// waiters are those to be woken, with the revision of their last look.
 	waiters map[*entry]int64
+	last    bool     // nobody but it stands in their way
 	holder  *entry   // whose own key it is
 	session *session // whose key it is
 }
@@ -504,7 +505,7 @@ func (l *listener) deleted(w *watch, kv *mvccpb.KeyValue) {
 		if e.need--; e.need > 0 {
 			continue
 		}
-		if e.next {
+		if e.next || w.last {
 			l.grant(e)
 		} else {
 			b.unwait(e)
@@ -524,11 +525,14 @@ func (l *listener) wake(e *entry) {
 func (l *listener) grant(e *entry) {
 	b, s := l.b, e.session
 	b.unwait(e)
-	if s == nil || s.ttl < e.ttl || !s.usable(time.Now()) || e.release {
-		l.wake(e)
+	if e.release {
 		return
 	}
 	e.granted = true
+	if !good(s, e.ttl) {
+		l.wake(e)
+		return
+	}
 	b.hold(e)
 	l.tell(driver.Event{Kind: driver.EventGrant, Ticket: e.rev, Lease: driver.Lease{
 		Key: e.key, Owner: e.owner, Token: e.rev, TTL: s.ttl, Mode: e.mode, Age: s.age(e.asked),

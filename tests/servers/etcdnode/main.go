@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net/url"
@@ -71,6 +72,6 @@ func run() error {
 	case err := <-e.Err():
 		return err
 	case <-e.Server.StopNotify():
-		return fmt.Errorf("the server has stopped")
+		return errors.New("the server has stopped")
 	}
 }
