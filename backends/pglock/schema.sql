@@ -405,7 +405,8 @@ BEGIN
 		END IF;
 	END IF;
 	PERFORM dlm.save_v1(before, k, t, p_kept);
-	IF fresh OR random() < 0.05 THEN
+	-- More often than needed for as many to go as come.
+	IF random() < (CASE WHEN fresh THEN 0.25 ELSE 0.05 END) THEN
 		PERFORM dlm.sweep_v1(20);
 	END IF;
 END $$;

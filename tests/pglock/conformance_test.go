@@ -76,7 +76,7 @@ func newPool(tb testing.TB, url string, dial pgconnDial) *pgxpool.Pool {
 type pgconnDial = func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // harness is the harness of a server or a pooler at an address.
-func harness(tb testing.TB, s *servers.Postgres, addr string, connect opener) *drivertest.Harness {
+func harness(tb testing.TB, s *servers.Postgres, addr string, unit time.Duration, connect opener) *drivertest.Harness {
 	c := newCut(tb, addr)
 	opts := &pglock.Options{Schema: newSchema(), LivenessWindow: window}
 	plain := newPool(tb, s.URL("postgres")+"&pool_max_conns=1", nil)
@@ -161,13 +161,16 @@ type opener func(testing.TB, *cut, string) func(*pglock.Options) (driver.Backend
 // which on a busy machine takes a good part of a short TTL.
 func warm(tb testing.TB, connect func() (run func(string) error, release func(), err error), schema string) {
 	tb.Helper()
-	for i := range 4 {
+	for i := range 6 {
 		run, release, err := connect()
 		if err != nil {
 			tb.Fatal(err)
 		}
 		defer release()
-		for _, text := range []string{"acquire_v1('warm%d', 'a', 60000000, '', 0, 1, 60000000, 60000000)", "release_v1('warm%d', 'a', 0, 60000000)"} {
+		for _, text := range []string{
+			"acquire_v1('warm%d', 'a', 60000000, '', 0, 1, 60000000, 60000000)",
+			"extend_v1(array['%02d'], array['61'], array['1'], array['1'], 60000000)", "release_v1('warm%d', 'a', 0, 60000000)",
+		} {
 			if err := run("select " + schema + "." + fmt.Sprintf(text, i)); err != nil {
 				tb.Fatal(err)
 			}
@@ -178,15 +181,15 @@ func warm(tb testing.TB, connect func() (run func(string) error, release func(),
 func TestConformancePg(t *testing.T) {
 	s := servers.StartPostgres(t, nil)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
-		return harness(t, s, s.Addr(), overPool(s.URL("postgres")))
+		return harness(t, s, s.Addr(), unit, overPool(s.URL("postgres")))
 	})
 }
 
 func TestConformancePgBouncer(t *testing.T) {
 	s := servers.StartPostgres(t, nil)
-	p := servers.StartPgBouncer(t, s, "transaction", 4)
+	p := servers.StartPgBouncer(t, s, "transaction", 24)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
-		return harness(t, s, p.Addr(), func(tb testing.TB, c *cut, schema string) func(*pglock.Options) (driver.Backend, error) {
+		return harness(t, s, p.Addr(), 2*unit, func(tb testing.TB, c *cut, schema string) func(*pglock.Options) (driver.Backend, error) {
 			open := overPool(p.URL("postgres"))(tb, c, schema)
 			return func(opts *pglock.Options) (driver.Backend, error) {
 				o := *opts
@@ -213,7 +216,7 @@ type polling struct {
 func TestConformancePgSQL(t *testing.T) {
 	s := servers.StartPostgres(t, nil)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
-		return harness(t, s, s.Addr(), overDB(s.URL("postgres")))
+		return harness(t, s, s.Addr(), 2*unit, overDB(s.URL("postgres")))
 	})
 }
 
@@ -224,7 +227,7 @@ func TestOperationsPg(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			drivertest.Operations(t, seed, func(t *testing.T) *drivertest.Harness {
-				return harness(t, s, s.Addr(), overPool(s.URL("postgres")))
+				return harness(t, s, s.Addr(), unit, overPool(s.URL("postgres")))
 			})
 		})
 	}
