@@ -6,7 +6,9 @@ require (
 	github.com/bsm/redislock v0.9.4
 	github.com/go-dlm/dlm v0.0.0
 	github.com/go-dlm/dlm/backends/redislock v0.0.0
+	github.com/go-dlm/dlm/backends/zklock v0.0.0
 	github.com/go-redsync/redsync/v4 v4.18.1
+	github.com/go-zookeeper/zk v1.0.4
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.79
 )
@@ -20,4 +22,5 @@ require (
 replace (
 	github.com/go-dlm/dlm => ../
 	github.com/go-dlm/dlm/backends/redislock => ../backends/redislock
+	github.com/go-dlm/dlm/backends/zklock => ../backends/zklock
 )
