@@ -114,22 +114,22 @@ func (a *acquisition) enter() (driver.Lease, error) {
 		if err := alive(a.ctx); err != nil {
 			return driver.Lease{}, fmt.Errorf("%w: %w", driver.ErrNotApplied, err)
 		}
-		names, version, err := s.list(a.req.Key)
+		snap, err := s.look(a.req.Key)
 		if err != nil {
 			return driver.Lease{}, err
 		}
+		list, version := snap.list, snap.version
 		if version == noParent {
 			if lease, err := a.first(); !errors.Is(err, errState) {
 				return lease, err
 			}
 			continue
 		}
-		list := parseNames(names)
 		if err := a.disagrees(list); err != nil {
 			return driver.Lease{}, err
 		}
 		me := contender{mode: a.req.Mode, limit: a.req.Limit, owner: a.req.Owner, session: s.id}
-		after := append(list, me)
+		after := append(slices.Clip(list), me)
 		fits := holders(after) == len(after)
 		if !fits && !a.req.Enqueue {
 			held, ok, err := a.refused(list, nil)
@@ -156,7 +156,7 @@ func (a *acquisition) enter() (driver.Lease, error) {
 		switch {
 		case blind:
 			ops = []any{&zk.SetDataRequest{Path: parent, Version: -1}}
-		case len(names) == 0:
+		case snap.total == 0:
 			// Left behind by a process that died. The parent may be deleted and made
 			// again at any moment, with the same version: if this one is still
 			// without children, that makes no difference.
@@ -167,13 +167,9 @@ func (a *acquisition) enter() (driver.Lease, error) {
 			}
 		default:
 			// As long as a child is there, it is the same parent.
-			guard := names[0]
-			if len(list) > 0 {
-				guard = list[len(list)-1].name
-			}
 			ops = []any{
 				&zk.SetDataRequest{Path: parent, Version: version},
-				&zk.CheckVersionRequest{Path: parent + "/" + guard, Version: -1},
+				&zk.CheckVersionRequest{Path: parent + "/" + snap.guard, Version: -1},
 			}
 		}
 		err = a.create(ops)
@@ -184,7 +180,7 @@ func (a *acquisition) enter() (driver.Lease, error) {
 			return driver.Lease{}, err
 		}
 		b.mu.Lock()
-		a.r.alone = len(names) == 0
+		a.r.alone = snap.total == 0
 		me.name = a.r.name
 		if fits && !blind {
 			defer b.mu.Unlock()
@@ -195,7 +191,7 @@ func (a *acquisition) enter() (driver.Lease, error) {
 		if blind {
 			return a.lookBlindly()
 		}
-		return a.look(append(list, me))
+		return a.look(append(slices.Clip(list), me))
 	}
 	return driver.Lease{}, fmt.Errorf("%w: zklock: key %q changes too fast", driver.ErrNotApplied, a.req.Key)
 }
@@ -319,19 +315,18 @@ func (a *acquisition) look(list []contender) (driver.Lease, error) {
 			return driver.Lease{}, err
 		}
 		if list == nil {
-			if !fresh {
-				if err := s.sync(); err != nil {
-					return driver.Lease{}, err
-				}
+			look := s.lookNow
+			if fresh {
+				look = s.look
 			}
 			current = !fresh
-			names, _, err := s.list(a.req.Key)
+			snap, err := look(a.req.Key)
 			if err != nil {
 				return driver.Lease{}, err
 			}
-			list = parseNames(names)
+			list = snap.list
 			b.mu.Lock()
-			r.alone = len(names) == 1
+			r.alone = snap.total == 1
 			b.mu.Unlock()
 		}
 		fresh = false
@@ -425,14 +420,14 @@ func (a *acquisition) refused(list []contender, me *contender) (*driver.HeldErro
 // force, and gives it back if that is another one.
 func (a *acquisition) lookBlindly() (driver.Lease, error) {
 	b := a.b
-	names, _, err := a.s.list(a.req.Key)
+	snap, err := a.s.look(a.req.Key)
 	if err != nil {
 		return driver.Lease{}, err
 	}
 	b.mu.Lock()
 	name := a.r.name
 	b.mu.Unlock()
-	list := parseNames(names)
+	list := snap.list
 	i := find(list, name)
 	if i < 0 {
 		return driver.Lease{}, errGone

@@ -13,8 +13,12 @@ import (
 	"github.com/go-dlm/dlm/driver"
 )
 
-// defaultListLimit is how many keys List describes unless it is told.
-const defaultListLimit = 1000
+const (
+	// defaultListLimit is how many keys List describes unless it is told.
+	defaultListLimit = 1000
+	// listTogether is how many keys it looks at together.
+	listTogether = 32
+)
 
 // Inspect implements [driver.Inspector]. TTL and Remaining of holders are not
 // known and zero: they last as long as their sessions. Held and Waiting rest on
@@ -51,11 +55,11 @@ type entry struct {
 // entries returns the nodes of a key in order. Those that go meanwhile are left
 // out.
 func (b *Backend) entries(ctx context.Context, s *session, key string) ([]entry, error) {
-	names, _, err := s.list(key)
+	snap, err := s.look(key)
 	if err != nil {
 		return nil, err
 	}
-	list := parseNames(names)
+	list := snap.list
 	all := make([]entry, len(list))
 	err = inFlight(len(list), func(i int) error {
 		if err := alive(ctx); err != nil {
@@ -79,6 +83,9 @@ func contenders(list []entry) []contender {
 }
 
 func (b *Backend) inspect(ctx context.Context, s *session, key string) (driver.KeyInfo, error) {
+	if err := alive(ctx); err != nil {
+		return driver.KeyInfo{}, err
+	}
 	info := driver.KeyInfo{Key: key}
 	list, err := b.entries(ctx, s, key)
 	if err != nil || len(list) == 0 {
@@ -165,20 +172,21 @@ func (b *Backend) List(ctx context.Context, prefix, after string, limit int) ([]
 		}
 		slices.Sort(keys)
 		var list []driver.KeyInfo
-		for _, key := range keys {
-			if len(list) == limit {
-				break
-			}
-			if err := alive(ctx); err != nil {
-				return nil, err
-			}
-			info, err := b.inspect(ctx, s, key)
+		for len(keys) > 0 && len(list) < limit {
+			infos := make([]driver.KeyInfo, min(len(keys), limit-len(list), listTogether))
+			err := inFlight(len(infos), func(i int) (err error) {
+				infos[i], err = b.inspect(ctx, s, keys[i])
+				return err
+			})
 			if err != nil {
 				return nil, err
 			}
-			if info.Limit != 0 {
-				list = append(list, info)
+			for _, info := range infos {
+				if info.Limit != 0 {
+					list = append(list, info)
+				}
 			}
+			keys = keys[len(infos):]
 		}
 		return list, nil
 	})

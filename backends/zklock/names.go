@@ -3,7 +3,6 @@ package zklock
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,8 +26,6 @@ type contender struct {
 	seq int32
 }
 
-var nodeName = regexp.MustCompile(`^([xs])([1-9][0-9]{0,9})-([0-9a-f]{16})-([^-]+)-(-?[0-9]{10})$`)
-
 // namePrefix is the name of a node but for its sequence number. Owners are
 // unique, and the session is in it, so nobody else's node is ever so called.
 func namePrefix(mode driver.Mode, limit int, session int64, owner string) string {
@@ -41,22 +38,27 @@ func namePrefix(mode driver.Mode, limit int, session int64, owner string) string
 
 // parseName reads the name of a node; false means that it is none of ours.
 func parseName(name string) (contender, bool) {
-	m := nodeName.FindStringSubmatch(name)
-	if m == nil {
+	kind, rest, ok1 := strings.Cut(name, "-")
+	session, rest, ok2 := strings.Cut(rest, "-")
+	owner, seq, ok3 := strings.Cut(rest, "-")
+	if !ok1 || !ok2 || !ok3 || len(kind) < 2 || kind[0] != 'x' && kind[0] != 's' || len(session) != 16 ||
+		len(strings.TrimPrefix(seq, "-")) != 10 {
 		return contender{}, false
 	}
 	c := contender{name: name}
-	if m[1] == "s" {
+	if kind[0] == 's' {
 		c.mode = driver.Shared
 	}
-	limit, err1 := strconv.Atoi(m[2])
-	session, err2 := strconv.ParseUint(m[3], 16, 64)
-	owner, ok := unescape(m[4])
-	seq, err3 := strconv.ParseInt(m[5], 10, 32)
-	if cmp.Or(err1, err2, err3) != nil || !ok {
+	limit, err1 := strconv.ParseInt(kind[1:], 10, 32)
+	id, err2 := strconv.ParseUint(session, 16, 64)
+	number, err3 := strconv.ParseInt(seq, 10, 32)
+	if err1 != nil || err2 != nil || err3 != nil || limit < 1 {
 		return contender{}, false
 	}
-	c.limit, c.session, c.owner, c.seq = limit, int64(session), owner, int32(seq)
+	if c.owner, ok1 = unescape(owner); !ok1 {
+		return contender{}, false
+	}
+	c.limit, c.session, c.seq = int(limit), int64(id), int32(number)
 	return c, true
 }
 
@@ -109,6 +111,11 @@ func find(list []contender, name string) int {
 	return slices.IndexFunc(list, func(c contender) bool { return c.name == name })
 }
 
+// plain says of characters that stand for themselves everywhere.
+func plain(r rune) bool {
+	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == ':'
+}
+
 const hexDigits = "0123456789ABCDEF"
 
 // escape makes the name of a node of any string, so that no two strings have
@@ -118,8 +125,7 @@ func escape(s string, dashes bool) string {
 	for i := range len(s) {
 		c := s[i]
 		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '_', c == ':',
-			c == '-' && dashes, c == '.' && s != "." && s != "..":
+		case plain(rune(c)), c == '-' && dashes, c == '.' && s != "." && s != "..":
 			b.WriteByte(c)
 		default:
 			b.WriteByte('%')
@@ -132,6 +138,9 @@ func escape(s string, dashes bool) string {
 
 // unescape is the reverse of escape; false means that escape makes no such name.
 func unescape(name string) (string, bool) {
+	if !strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {
+		return name, name != ""
+	}
 	var b strings.Builder
 	for i := 0; i < len(name); i++ {
 		if name[i] != '%' {

@@ -41,7 +41,9 @@ type session struct {
 	// proofs are when answered writes were sent, in order.
 	proofs []time.Time
 
-	watches map[string]*watch
+	watches   map[string]*watch
+	snapshots map[string]*snapshot
+	flights   map[string]*flights
 
 	dialing  hello // of the newest connection
 	failures int   // failed attempts to connect in a row
@@ -68,7 +70,8 @@ type hello struct {
 func (b *Backend) openSession() (*session, error) {
 	s := &session{
 		b: b, quit: make(chan struct{}), changed: make(chan struct{}), timeout: b.opts.SessionTimeout,
-		watches: make(map[string]*watch), authed: b.opts.Auth == "",
+		watches: make(map[string]*watch), snapshots: make(map[string]*snapshot), flights: make(map[string]*flights),
+		authed: b.opts.Auth == "",
 	}
 	conn, _, err := zk.Connect(b.servers, b.opts.SessionTimeout,
 		zk.WithLogger(silence{}), zk.WithLogInfo(false), zk.WithEventCallback(s.handle),
@@ -473,21 +476,131 @@ func (s *session) sync() error {
 	return classify(err, s.b.root)
 }
 
-// list returns the children of a key's parent, and its version, or -2 if there is
-// no parent.
-func (s *session) list(key string) (names []string, version int32, err error) {
-	path := s.b.parent(key)
-	names, stat, err := s.conn.Children(path)
-	switch {
-	case errors.Is(err, zk.ErrNoNode):
-		return nil, noParent, nil
-	case err != nil:
-		return nil, 0, classify(err, path)
-	}
-	return names, stat.Version, nil
+// snapshot is what the nodes of a key were at one time. It is not changed.
+type snapshot struct {
+	list    []contender
+	total   int    // foreign nodes included
+	guard   string // one of them, or empty
+	version int32  // of the parent's data, or noParent
+	czxid   int64  // of the parent
+	pzxid   int64  // of the last change to its children
 }
 
-const noParent = -2
+const (
+	noParent = -2
+	// worthKeeping is from how many nodes on it is better to ask first whether they
+	// have changed.
+	worthKeeping = 16
+)
+
+// look reads the nodes of a key.
+func (s *session) look(key string) (*snapshot, error) {
+	path := s.b.parent(key)
+	s.b.mu.Lock()
+	last := s.snapshots[key]
+	s.b.mu.Unlock()
+	if last != nil {
+		stat, ok, err := s.stat(path)
+		switch {
+		case err != nil:
+			return nil, err
+		case ok && stat.Czxid == last.czxid && stat.Pzxid == last.pzxid:
+			next := *last
+			next.version = stat.Version
+			return &next, nil
+		}
+	}
+	names, stat, err := s.conn.Children(path)
+	snap := &snapshot{version: noParent}
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
+	case err != nil:
+		return nil, classify(err, path)
+	default:
+		snap = &snapshot{
+			list: parseNames(names), total: len(names), version: stat.Version, czxid: stat.Czxid, pzxid: stat.Pzxid,
+		}
+		if n := len(snap.list); n > 0 {
+			snap.guard = snap.list[n-1].name
+		} else if len(names) > 0 {
+			snap.guard = names[0]
+		}
+	}
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	if snap.total >= worthKeeping {
+		s.snapshots[key] = snap
+	} else if last != nil {
+		delete(s.snapshots, key)
+	}
+	return snap, nil
+}
+
+// flight is a look at a key that several calls share.
+type flight struct {
+	done chan struct{}
+	snap *snapshot
+	err  error
+}
+
+// flights are the looks at one key: at most one is under way, and one waits for
+// its end. They are guarded by Backend.mu.
+type flights struct{ waiting *flight }
+
+// lookNow reads the nodes of a key as the leader knows them after the start of
+// the call. Calls that come while another one is under way go together.
+func (s *session) lookNow(key string) (*snapshot, error) {
+	b := s.b
+	b.mu.Lock()
+	all, others := s.flights[key]
+	if !others {
+		all = &flights{}
+		s.flights[key] = all
+	}
+	if all.waiting == nil {
+		all.waiting = &flight{done: make(chan struct{})}
+	}
+	mine := all.waiting
+	b.mu.Unlock()
+	if !others {
+		s.fly(key, all, true)
+	}
+	<-mine.done
+	return mine.snap, mine.err
+}
+
+// fly makes looks at a key, or one and leaves the rest to another goroutine.
+func (s *session) fly(key string, all *flights, one bool) {
+	b := s.b
+	for {
+		b.mu.Lock()
+		f := all.waiting
+		all.waiting = nil
+		if f == nil {
+			delete(s.flights, key)
+		}
+		b.mu.Unlock()
+		if f == nil {
+			return
+		}
+		if f.err = s.sync(); f.err == nil {
+			f.snap, f.err = s.look(key)
+		}
+		close(f.done)
+		if one {
+			b.mu.Lock()
+			idle := all.waiting == nil
+			if idle {
+				delete(s.flights, key)
+			}
+			b.mu.Unlock()
+			if !idle {
+				go s.fly(key, all, false)
+			}
+			return
+		}
+	}
+}
 
 // stat returns when and as what a node was created; false means that it is gone.
 func (s *session) stat(path string) (*zk.Stat, bool, error) {

@@ -289,6 +289,7 @@ func (b *Backend) forget(r *record) {
 	k := b.keys[r.key]
 	if k.records--; k.records == 0 {
 		delete(b.keys, r.key)
+		delete(b.session.snapshots, r.key)
 	}
 }
 
@@ -444,12 +445,12 @@ func inFlight(n int, f func(i int) error) error {
 
 // lost says why a grant is not there.
 func (b *Backend) lost(s *session, l *driver.Lease) error {
-	names, _, err := s.list(l.Key)
+	snap, err := s.look(l.Key)
 	if err != nil {
 		return err
 	}
 	reason := driver.ReasonGone
-	if len(parseNames(names)) > 0 {
+	if len(snap.list) > 0 {
 		reason = driver.ReasonTaken
 	}
 	return &driver.LostError{Key: l.Key, Token: l.Token, Reason: reason}
@@ -502,11 +503,11 @@ func (b *Backend) release(ctx context.Context, s *session, r *record, l *driver.
 // withdraw removes what an owner has that is not known here: nothing, or what it
 // got through another backend.
 func (b *Backend) withdraw(ctx context.Context, s *session, l *driver.Lease) error {
-	names, _, err := s.list(l.Key)
+	snap, err := s.look(l.Key)
 	if err != nil {
 		return err
 	}
-	for _, c := range parseNames(names) {
+	for _, c := range snap.list {
 		if c.owner != l.Owner {
 			continue
 		}
@@ -514,7 +515,7 @@ func (b *Backend) withdraw(ctx context.Context, s *session, l *driver.Lease) err
 			return err
 		}
 		path := b.path(l.Key, c.name)
-		if err := b.remove(s, l.Key, path, len(names) == 1); err != nil && !errors.Is(err, zk.ErrNoNode) {
+		if err := b.remove(s, l.Key, path, snap.total == 1); err != nil && !errors.Is(err, zk.ErrNoNode) {
 			return classify(err, path)
 		}
 	}
@@ -556,13 +557,12 @@ func (b *Backend) settle(ctx context.Context, s *session, r *record) error {
 	if err := alive(ctx); err != nil {
 		return err
 	}
-	names, _, err := s.list(r.key)
+	snap, err := s.look(r.key)
 	if err != nil {
 		return err
 	}
 	var found contender
-	list := parseNames(names)
-	for _, c := range list {
+	for _, c := range snap.list {
 		if c.owner == r.owner && c.session == s.id {
 			found = c
 			break
@@ -585,6 +585,6 @@ func (b *Backend) settle(ctx context.Context, s *session, r *record) error {
 		return nil
 	}
 	r.s, r.name, r.mode, r.limit, r.token, r.unsure = s, found.name, found.mode, found.limit, stat.Czxid, false
-	r.alone = len(list) == 1
+	r.alone = snap.total == 1
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 
 // session and unit are the shortest times that a busy machine keeps up with.
 const (
-	session = 5 * time.Second
+	session = 8 * time.Second
 	unit    = 500 * time.Millisecond
 )
 
