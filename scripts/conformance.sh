@@ -12,10 +12,11 @@ redis) dir=tests/redislock test=TestConformanceSingle ;;
 redis-sentinel) dir=tests/redislock test='TestConformanceSentinel.*' ;;
 redis-cluster) dir=tests/redislock test='TestConformanceCluster.*' ;;
 redis-quorum) dir=tests/redislock test=TestConformanceQuorum ;;
+zk) dir=tests/zklock test='TestConformance(Single|Three)' ;;
 *) dir=backends/${backend}lock ;;
 esac
 if [[ -z $backend || ! -d $dir ]]; then
-	echo "conformance: no backend '$backend', try B=memory, sqlite, redis, redis-sentinel, redis-cluster, redis-quorum" >&2
+	echo "conformance: no backend '$backend', try B=memory, sqlite, redis, redis-sentinel, redis-cluster, redis-quorum, zk" >&2
 	exit 2
 fi
 # A suite that is not there must not count as passed.

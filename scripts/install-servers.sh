@@ -4,15 +4,17 @@
 # runs already is left alone. It says nothing if there is nothing to do.
 set -euo pipefail
 
-# The program that tests look for, and the Debian package that has it.
+# The program or file that tests look for, and the Debian package that has it.
 servers='
 redis-server    redis-server
 redis-sentinel  redis-sentinel
+java            openjdk-17-jre-headless
+/usr/share/java/zookeeper.jar  libzookeeper-java
 '
 
 packages=()
 while read -r program package; do
-	if [[ -n $program ]] && ! command -v "$program" >/dev/null; then
+	if [[ -n $program && ! -e $program ]] && ! command -v "$program" >/dev/null; then
 		packages+=("$package")
 	fi
 done <<<"$servers"

@@ -56,6 +56,15 @@ const (
 	maxServers            = 64
 )
 
+// Validate checks servers and options as [New] does, and opens nothing.
+func Validate(servers []string, opts *Options) error {
+	if _, err := checkServers(servers); err != nil {
+		return err
+	}
+	_, err := opts.withDefaults()
+	return err
+}
+
 // withDefaults checks the options and fills in the defaults.
 func (o *Options) withDefaults() (Options, error) {
 	var opts Options

@@ -24,7 +24,9 @@ import (
 type session struct {
 	b    *Backend
 	conn *zk.Conn
-	quit chan struct{} // closed when the session is over
+	// events gets what handle gets too; it is closed at the very end.
+	events <-chan zk.Event
+	quit   chan struct{} // closed when the session is over
 
 	id      int64
 	timeout time.Duration
@@ -45,7 +47,8 @@ type session struct {
 	snapshots map[string]*snapshot
 	flights   map[string]*flights
 
-	dialing  hello // of the newest connection
+	wire     *wire // the newest connection
+	dialing  hello // its first answer
 	failures int   // failed attempts to connect in a row
 }
 
@@ -73,13 +76,13 @@ func (b *Backend) openSession() (*session, error) {
 		watches: make(map[string]*watch), snapshots: make(map[string]*snapshot), flights: make(map[string]*flights),
 		authed: b.opts.Auth == "",
 	}
-	conn, _, err := zk.Connect(b.servers, b.opts.SessionTimeout,
+	conn, events, err := zk.Connect(b.servers, b.opts.SessionTimeout,
 		zk.WithLogger(silence{}), zk.WithLogInfo(false), zk.WithEventCallback(s.handle),
 		zk.WithHostProvider(&rotation{over: s.quit}), zk.WithDialer(s.dial))
 	if err != nil {
 		return nil, invalidf("%v", err)
 	}
-	s.conn = conn
+	s.conn, s.events = conn, events
 	return s, nil
 }
 
@@ -164,7 +167,15 @@ func (s *session) dial(network, addr string, timeout time.Duration) (net.Conn, e
 		s.b.mu.Unlock()
 		return nil, err
 	}
-	return &wire{Conn: c, s: s, began: began, patience: patience}, nil
+	w := &wire{Conn: c, s: s, began: began, patience: patience}
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	if s.over {
+		_ = c.Close()
+		return nil, errOver
+	}
+	s.wire = w
+	return w, nil
 }
 
 func (b *Backend) connect(network, addr string, timeout time.Duration) (net.Conn, error) {
@@ -215,9 +226,10 @@ func (w *wire) Read(p []byte) (int, error) {
 	n, err := w.Conn.Read(p)
 	if !w.known {
 		w.head = append(w.head, p[:min(n, headLen-len(w.head))]...)
-		if len(w.head) >= 8 {
-			size, version := binary.BigEndian.Uint32(w.head), binary.BigEndian.Uint32(w.head[4:])
-			if size < headLen-4 || size > 1<<10 || version != 0 {
+		if len(w.head) >= 4 {
+			// The client would allocate whatever size it is told.
+			size := binary.BigEndian.Uint32(w.head)
+			if size < headLen-4 || size > 1<<10 || len(w.head) >= 8 && binary.BigEndian.Uint32(w.head[4:]) != 0 {
 				w.tell(&ServerError{Problem: ProblemNotZooKeeper, Detail: w.RemoteAddr().String()})
 				return 0, errors.New("zklock: that is no ZooKeeper server")
 			}
@@ -363,7 +375,21 @@ func (b *Backend) end(s *session) {
 	}
 	s.over, s.up = true, false
 	close(s.quit)
-	b.wg.Go(s.conn.Close)
+	if s.wire != nil && s.id == 0 {
+		_ = s.wire.Close() // nothing else ends the wait for a first answer
+	}
+	b.wg.Go(func() {
+		s.conn.Close()
+		b.mu.Lock()
+		w := s.wire
+		b.mu.Unlock()
+		if w != nil {
+			_ = w.Close()
+		}
+		for range s.events {
+			// The channel is closed when the client's goroutine ends.
+		}
+	})
 }
 
 // ready waits for a session that is connected.

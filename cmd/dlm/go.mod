@@ -7,6 +7,7 @@ require (
 	github.com/go-dlm/dlm v0.0.0
 	github.com/go-dlm/dlm/backends/redislock v0.0.0
 	github.com/go-dlm/dlm/backends/sqlitelock v0.0.0
+	github.com/go-dlm/dlm/backends/zklock v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/spf13/cobra v1.10.2
 	golang.org/x/sys v0.49.0
@@ -16,6 +17,7 @@ require (
 require (
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/dustin/go-humanize v1.1.0 // indirect
+	github.com/go-zookeeper/zk v1.0.4 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/mattn/go-isatty v0.0.24 // indirect
@@ -33,3 +35,5 @@ replace github.com/go-dlm/dlm => ../..
 replace github.com/go-dlm/dlm/backends/redislock => ../../backends/redislock
 
 replace github.com/go-dlm/dlm/backends/sqlitelock => ../../backends/sqlitelock
+
+replace github.com/go-dlm/dlm/backends/zklock => ../../backends/zklock
