@@ -21,6 +21,11 @@ func (b *Backend) mind() {
 			b.stalled = now
 		}
 		b.minded = now
+		if b.minding && s.up && now.Sub(b.mindingSince) > max(s.timeout/5, time.Second) && s.wire != nil {
+			// The client would notice only after two thirds of the time-out that its
+			// server hangs. Another one may serve us in time.
+			_ = s.wire.Close()
+		}
 		if b.minding || !s.up || b.ended {
 			b.mu.Unlock()
 			continue
@@ -29,7 +34,7 @@ func (b *Backend) mind() {
 		// server is slow.
 		jobs := b.due(s, now)
 		if jobs.any() {
-			b.minding = true
+			b.minding, b.mindingSince = true, now
 			b.wg.Go(func() {
 				jobs.do(b, s)
 				b.mu.Lock()

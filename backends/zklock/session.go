@@ -203,7 +203,7 @@ func (b *Backend) connect(network, addr string, timeout time.Duration) (net.Conn
 // patience bounds connecting to one server and its first answer, so that one
 // that hangs leaves time within the session to find another.
 func (b *Backend) patience() time.Duration {
-	return min(max(b.opts.SessionTimeout/5, 250*time.Millisecond), 5*time.Second)
+	return min(max(b.opts.SessionTimeout/10, 250*time.Millisecond), 5*time.Second)
 }
 
 // wire is a connection that reads along until the session is told: the client

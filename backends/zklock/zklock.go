@@ -32,7 +32,8 @@ type Backend struct {
 	// minded is when the minder last looked; stalled when it last came late, and
 	// the process may have been stopped.
 	minded, stalled time.Time
-	minding         bool
+	minding         bool // it has made requests, at mindingSince
+	mindingSince    time.Time
 	// The server's clock showed serverTime at the time serverSeen.
 	serverTime, serverSeen time.Time
 }

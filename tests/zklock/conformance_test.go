@@ -18,8 +18,8 @@ import (
 
 // session and unit are the shortest times that a busy machine keeps up with.
 const (
-	session = 8 * time.Second
-	unit    = 500 * time.Millisecond
+	session = 6 * time.Second
+	unit    = 800 * time.Millisecond
 )
 
 // roots numbers the roots, by which tests share servers.
@@ -169,7 +169,6 @@ func TestConformanceThree(t *testing.T) {
 }
 
 func TestOperations(t *testing.T) {
-	t.Parallel()
 	nodes := servers.StartZooKeeper(t, nil)
 	for seed := range uint64(5) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
