@@ -41,6 +41,7 @@ type acquisition struct {
 	start time.Time
 	s     *session
 	r     *record
+	stat  *zk.Stat // of the parent, from the creation of the node
 }
 
 func (a *acquisition) run() (driver.Lease, error) {
@@ -181,7 +182,14 @@ func (a *acquisition) enter() (driver.Lease, error) {
 		}
 		b.mu.Lock()
 		a.r.alone = snap.total == 0
-		me.name = a.r.name
+		me.name, me.seq = a.r.name, seqOf(a.r.name)
+		if !blind && snap.total > 0 && snap.total+1 >= worthKeeping && a.stat.Czxid == snap.czxid && int(a.stat.NumChildren) == snap.total {
+			// Nobody has come or gone: the next one need not read the list again.
+			s.snapshots[a.req.Key] = &snapshot{
+				list: append(slices.Clip(list), me), total: snap.total + 1, guard: me.name,
+				version: a.stat.Version, czxid: a.stat.Czxid, pzxid: a.stat.Mzxid,
+			}
+		}
 		if fits && !blind {
 			defer b.mu.Unlock()
 			return a.granted(), nil
@@ -281,6 +289,7 @@ func (a *acquisition) create(ops []any) error {
 	if s.over {
 		return fmt.Errorf("zklock: %w", zk.ErrSessionExpired)
 	}
+	a.stat = stat
 	b.serverTime, b.serverSeen = time.UnixMilli(stat.Mtime), began.Add(time.Since(began)/2)
 	r := a.r
 	r.s, r.name, r.mode, r.limit, r.token, r.unsure = s, path[strings.LastIndexByte(path, '/')+1:], a.req.Mode, a.req.Limit, stat.Mzxid, false
@@ -349,6 +358,9 @@ func (a *acquisition) look(list []contender) (driver.Lease, error) {
 			return driver.Lease{}, held
 		}
 		list = nil
+		b.mu.Lock()
+		delete(s.snapshots, a.req.Key)
+		b.mu.Unlock()
 	}
 	return driver.Lease{}, fmt.Errorf("zklock: the queue of key %q changes too fast", a.req.Key)
 }
