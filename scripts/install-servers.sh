@@ -4,14 +4,16 @@
 # runs already is left alone. It says nothing if there is nothing to do.
 set -euo pipefail
 
-# The program that tests look for, and the Debian package that has it. Some
-# programs are where only their own tools look for them.
+# The program or file that tests look for, and the Debian package that has it.
+# Some programs are where only their own tools look for them.
 servers='
 redis-server    redis-server
 redis-sentinel  redis-sentinel
 etcd            etcd-server
 postgres        postgresql
 pgbouncer       pgbouncer
+java            openjdk-17-jre-headless
+/usr/share/java/zookeeper.jar  libzookeeper-java
 '
 elsewhere='/usr/lib/postgresql/*/bin /usr/pgsql-*/bin /usr/sbin'
 
@@ -26,7 +28,7 @@ there() {
 
 packages=()
 while read -r program package; do
-	if [[ -n $program ]] && ! there "$program"; then
+	if [[ -n $program && ! -e $program ]] && ! there "$program"; then
 		packages+=("$package")
 	fi
 done <<<"$servers"

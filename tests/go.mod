@@ -8,7 +8,9 @@ require (
 	github.com/go-dlm/dlm/backends/etcdlock v0.0.0
 	github.com/go-dlm/dlm/backends/pglock v0.0.0
 	github.com/go-dlm/dlm/backends/redislock v0.0.0
+	github.com/go-dlm/dlm/backends/zklock v0.0.0
 	github.com/go-redsync/redsync/v4 v4.18.1
+	github.com/go-zookeeper/zk v1.0.4
 	github.com/jackc/pgx/v5 v5.13.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/redis/rueidis v1.0.79
@@ -44,4 +46,5 @@ replace (
 	github.com/go-dlm/dlm/backends/etcdlock => ../backends/etcdlock
 	github.com/go-dlm/dlm/backends/pglock => ../backends/pglock
 	github.com/go-dlm/dlm/backends/redislock => ../backends/redislock
+	github.com/go-dlm/dlm/backends/zklock => ../backends/zklock
 )

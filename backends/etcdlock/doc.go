@@ -8,7 +8,7 @@
 //     all leases anew.
 //   - It cannot give a lock a TTL below the floor of the cluster, which is one and a
 //     half election timeouts, 2s by default, in full seconds. A shorter TTL is
-//     raised, and one above 12s may be raised by up to a tenth. What was granted
+//     raised, and one above a minute may be raised by up to a tenth. What was granted
 //     is in the lock.
 //   - It cannot have locks while there is no majority of the members, or while the
 //     database has reached its quota. What is held then is released or ends with

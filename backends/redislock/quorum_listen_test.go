@@ -41,7 +41,8 @@ func TestEar(t *testing.T) {
 			[]time.Duration{0, 31 * ms},
 		},
 		{
-			"long after", []tale{{0, 0, wake}, {0, 1, wake}, {time.Second, 2, wake}},
+			"long after",
+			[]tale{{0, 0, wake}, {0, 1, wake}, {time.Second, 2, wake}},
 			[]time.Duration{0, 1020 * ms},
 		},
 		{"a loss needs a majority", []tale{{0, 0, lost}}, nil},

@@ -9,6 +9,7 @@ require (
 	github.com/go-dlm/dlm/backends/pglock v0.0.0
 	github.com/go-dlm/dlm/backends/redislock v0.0.0
 	github.com/go-dlm/dlm/backends/sqlitelock v0.0.0
+	github.com/go-dlm/dlm/backends/zklock v0.0.0
 	github.com/jackc/pgx/v5 v5.13.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/spf13/cobra v1.10.2
@@ -23,6 +24,7 @@ require (
 	github.com/coreos/go-semver v0.3.1 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
 	github.com/dustin/go-humanize v1.1.0 // indirect
+	github.com/go-zookeeper/zk v1.0.4 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0 // indirect
@@ -56,4 +58,5 @@ replace (
 	github.com/go-dlm/dlm/backends/pglock => ../../backends/pglock
 	github.com/go-dlm/dlm/backends/redislock => ../../backends/redislock
 	github.com/go-dlm/dlm/backends/sqlitelock => ../../backends/sqlitelock
+	github.com/go-dlm/dlm/backends/zklock => ../../backends/zklock
 )
