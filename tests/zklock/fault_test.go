@@ -170,7 +170,8 @@ func (r *rig) expire(c *tap) {
 }
 
 func (r *rig) end(id int64, passwd []byte) error {
-	conn, err := net.Dial("tcp", r.nodes[0].Addr())
+	var d net.Dialer
+	conn, err := d.DialContext(context.Background(), "tcp", r.nodes[0].Addr())
 	if err != nil {
 		return err
 	}
@@ -201,25 +202,25 @@ func (r *rig) end(id int64, passwd []byte) error {
 func TestOneServer(t *testing.T) {
 	nodes := servers.StartZooKeeper(t, nil)
 	for name, f := range map[string]func(*rig){
-		"SessionExpiredFromOutside":  sessionExpiredFromOutside,
-		"WaiterOfAnExpiredSession":   waiterOfAnExpiredSession,
-		"StoppedPastItsSession":      stoppedPastItsSession,
-		"AnswerToACreateIsCutOff":    answerToACreateIsCutOff,
-		"ParentDeleted":              parentDeleted,
-		"OldSessionsNodeIsNotOurs":   oldSessionsNodeIsNotOurs,
-		"ForeignNodes":               foreignNodes,
-		"DeletedByHand":              deletedByHand,
-		"DeadlineLiesWithinSession":  deadlineLiesWithinSession,
-		"NothingIsLeft":              nothingIsLeft,
-		"LostConnection":             lostConnection,
-		"RightsAndUsers":             rightsAndUsers,
-		"Chroot":                     chroot,
-		"ShortTTLInALongSession":     shortTTLInALongSession,
-		"LeftoverParentIsUsedAgain":  leftoverParentIsUsedAgain,
-		"PermitsAreHandedOnAtOnce":   permitsAreHandedOnAtOnce,
-		"ManyBackendsOnOneKey":       manyBackendsOnOneKey,
-		"ReadersAndWriterByWatches":  readersAndWriterByWatches,
-		"CheckOfASingleServer":       checkOfASingleServer,
+		"SessionExpiredFromOutside": sessionExpiredFromOutside,
+		"WaiterOfAnExpiredSession":  waiterOfAnExpiredSession,
+		"StoppedPastItsSession":     stoppedPastItsSession,
+		"AnswerToACreateIsCutOff":   answerToACreateIsCutOff,
+		"ParentDeleted":             parentDeleted,
+		"OldSessionsNodeIsNotOurs":  oldSessionsNodeIsNotOurs,
+		"ForeignNodes":              foreignNodes,
+		"DeletedByHand":             deletedByHand,
+		"DeadlineLiesWithinSession": deadlineLiesWithinSession,
+		"NothingIsLeft":             nothingIsLeft,
+		"LostConnection":            lostConnection,
+		"RightsAndUsers":            rightsAndUsers,
+		"Chroot":                    chroot,
+		"ShortTTLInALongSession":    shortTTLInALongSession,
+		"LeftoverParentIsUsedAgain": leftoverParentIsUsedAgain,
+		"PermitsAreHandedOnAtOnce":  permitsAreHandedOnAtOnce,
+		"ManyBackendsOnOneKey":      manyBackendsOnOneKey,
+		"ReadersAndWriterByWatches": readersAndWriterByWatches,
+		"CheckOfASingleServer":      checkOfASingleServer,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
