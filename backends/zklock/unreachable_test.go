@@ -13,7 +13,8 @@ import (
 
 // serve accepts connections and does something with them.
 func serve(t *testing.T, f func(net.Conn)) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	var config net.ListenConfig
+	l, err := config.Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

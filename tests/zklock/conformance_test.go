@@ -1,6 +1,8 @@
 package zklock_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -78,7 +80,10 @@ func (c *cuts) dial(network, addr string, timeout time.Duration) (net.Conn, erro
 	if p == nil {
 		return nil, net.ErrClosed
 	}
-	return net.DialTimeout(network, p.Addr(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	var d net.Dialer
+	return d.DialContext(ctx, network, p.Addr())
 }
 
 // all applies a fault to all proxies, those still to come included.
@@ -151,7 +156,7 @@ func harness(tb testing.TB, nodes []*servers.ZooKeeper) *drivertest.Harness {
 			}
 		},
 		Forget: func(t testing.TB, key string) {
-			if err := forgetful().Delete(root+"/"+key, -1); err != nil && err != zk.ErrNoNode && err != zk.ErrNotEmpty {
+			if err := forgetful().Delete(root+"/"+key, -1); err != nil && !errors.Is(err, zk.ErrNoNode) && !errors.Is(err, zk.ErrNotEmpty) {
 				t.Fatal(err)
 			}
 		},

@@ -170,7 +170,8 @@ func (r *rig) expire(c *tap) {
 }
 
 func (r *rig) end(id int64, passwd []byte) error {
-	conn, err := net.Dial("tcp", r.nodes[0].Addr())
+	var d net.Dialer
+	conn, err := d.DialContext(context.Background(), "tcp", r.nodes[0].Addr())
 	if err != nil {
 		return err
 	}
