@@ -299,7 +299,7 @@ func TestInspectStoreUnusable(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	t.Parallel()
-	if out := ok(t, "", "version"); !strings.HasPrefix(out, "dlm ") || !strings.Contains(out, "; stores: etcd, etcds, postgres, ") || !strings.HasSuffix(out, ", sqlite\n") {
+	if out := ok(t, "", "version"); !strings.HasPrefix(out, "dlm ") || !strings.Contains(out, "; stores: etcd, etcds, postgres, ") || !strings.HasSuffix(out, ", sqlite, zk, zks\n") {
 		t.Errorf("got %q", out)
 	}
 	var v versionJSON
