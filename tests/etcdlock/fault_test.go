@@ -208,7 +208,10 @@ func TestCutOff(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, members)
 			cut := newCuts(t)
-			a, b := r.manager(cut, nil), r.manager(nil, nil)
+			// As the package's documentation wants it.
+			a, b := r.manager(cut, nil, func(cfg *clientv3.Config) {
+				cfg.DialKeepAliveTime, cfg.DialKeepAliveTimeout = 10*time.Second, 2*time.Second
+			}), r.manager(nil, nil)
 			const ttl = 12 * time.Second
 			l := r.lock(a, "k", ttl)
 			r.release(r.lock(a, "warm", ttl))
