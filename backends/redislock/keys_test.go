@@ -82,7 +82,7 @@ func FuzzKeys(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, prefix, key, name string) {
 		if strings.ContainsAny(prefix, "{}") || key == "" {
-			t.Skip()
+			return // no input of these functions
 		}
 		if got, ok := redislock.LockKey(prefix, redislock.RecordKey(prefix, key)); !ok || got != key {
 			t.Errorf("%q comes back as %q, %v", key, got, ok)

@@ -114,14 +114,13 @@ func (q *Quorum) acquire(
 }
 
 // voteInTurn is vote for one of many.
-func (q *Quorum) voteInTurn(ctx context.Context, req *driver.Request) (*vote, error) {
+func (q *Quorum) voteInTurn(ctx context.Context, req *driver.Request) (v *vote, err error) {
 	if err := q.voting.enter(ctx); err != nil {
 		return nil, err
 	}
 	start, timeout := time.Now(), q.nodeTimeout(req.TTL)
-	v, err := q.vote(ctx, req)
-	q.voting.leave(ctx.Err() == nil && (err != nil || time.Since(start) > timeout), timeout)
-	return v, err
+	defer func() { q.voting.leave(ctx.Err() == nil && (err != nil || time.Since(start) > timeout), timeout) }()
+	return q.vote(ctx, req)
 }
 
 // vote asks all nodes for the key, and leaves no grant behind unless a majority

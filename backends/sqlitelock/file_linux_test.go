@@ -15,6 +15,8 @@ import (
 
 	"github.com/go-dlm/dlm/backends/sqlitelock"
 	"github.com/go-dlm/dlm/driver"
+
+	"github.com/go-dlm/dlm/driver/drivertest"
 )
 
 const nobody = 65534
@@ -75,7 +77,7 @@ func TestDescriptorsAreNotInherited(t *testing.T) {
 	count := func(listing string) int { return strings.Count(listing, "locks.db") }
 	own, err := exec.CommandContext(t.Context(), "ls", "-l", fmt.Sprintf("/proc/%d/fd", os.Getpid())).Output()
 	if err != nil || count(string(own)) < 3 {
-		t.Skipf("cannot see the own descriptors: %v\n%s", err, own)
+		drivertest.Skip(t, "cannot see the own descriptors: %v\n%s", err, own)
 	}
 	child, err := exec.CommandContext(t.Context(), "ls", "-l", "/proc/self/fd").Output()
 	if err != nil || count(string(child)) != 0 {
@@ -335,7 +337,7 @@ func TestPermissions(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(worldDir(t), "folder")
 			if err := errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, nobody, nobody)); err != nil {
-				t.Skipf("only root can try this: %v", err)
+				drivertest.Skip(t, "only root can try this: %v", err)
 			}
 			path := filepath.Join(dir, "locks.db")
 			if err := c.make(t, path); err != nil {
@@ -393,7 +395,7 @@ func mount(t *testing.T, options string) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options+",mode=0700"); err != nil {
-		t.Skipf("only root can try this: %v", err)
+		drivertest.Skip(t, "only root can try this: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, 0); err != nil {

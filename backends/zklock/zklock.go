@@ -190,8 +190,14 @@ func detached[T any](ctx context.Context, b *Backend, f func() (T, error)) (T, e
 	}
 	done := make(chan answer, 1)
 	go func() {
-		value, err := f()
-		done <- answer{value, err}
+		var a answer
+		defer func() {
+			if p := recover(); p != nil {
+				a.err = fmt.Errorf("zklock: the client panicked: %v", p)
+			}
+			done <- a
+		}()
+		a.value, a.err = f()
 	}()
 	var none T
 	select {

@@ -15,6 +15,8 @@ import (
 
 	"github.com/go-dlm/dlm/cmd/dlm/internal/proctest"
 	"github.com/go-dlm/dlm/cmd/dlm/internal/supervise"
+
+	"github.com/go-dlm/dlm/driver/drivertest"
 )
 
 // everybody is the largest tree.
@@ -26,7 +28,7 @@ var family = []string{"ignore", "child", "orphan", "daemon", "ready", "stay"}
 func linuxOnly(t *testing.T) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
-		t.Skip("needs child subreapers")
+		drivertest.Skip(t, "needs child subreapers")
 	}
 }
 
@@ -274,7 +276,7 @@ func TestStuck(t *testing.T) {
 	t.Parallel()
 	linuxOnly(t)
 	if os.Getuid() != 0 {
-		t.Skip("needs to be root, to run as somebody else")
+		drivertest.Skip(t, "needs to be root, to run as somebody else")
 	}
 	dir := t.TempDir()
 	program, err := os.ReadFile(os.Args[0])
