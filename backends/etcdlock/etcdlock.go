@@ -19,7 +19,6 @@ import (
 type Backend struct {
 	client *clientv3.Client
 	opts   Options
-	calls  *dispatcher
 
 	ctx    context.Context // ends with the backend
 	cancel context.CancelFunc
@@ -111,7 +110,6 @@ func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 		trying: make(map[string]chan struct{}),
 	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
-	b.calls = newDispatcher(client)
 	return b, nil
 }
 
@@ -416,7 +414,7 @@ func (a *acquisition) create() (driver.Lease, bool, error) {
 		clientv3.OpGet(base, clientv3.WithRange(end), clientv3.WithKeysOnly(), byCreation),
 		clientv3.OpGet(long.name, clientv3.WithKeysOnly()), clientv3.OpGet(short.name, clientv3.WithKeysOnly()),
 	}
-	resp, rev, err := b.calls.txn(a.ctx, req.Key, conds, then, otherwise)
+	resp, rev, err := b.txn(a.ctx, conds, then, otherwise)
 	if err != nil {
 		return a.createFailed(err, long, short)
 	}
@@ -621,7 +619,7 @@ func (b *Backend) move(ctx context.Context, e *entry, rev int64, s *session) (bo
 	b.mu.Lock()
 	op := b.moveOp(e, rev, s)
 	b.mu.Unlock()
-	resp, _, err := b.calls.txn(ctx, e.key, op.conds, op.then, op.otherwise)
+	resp, _, err := b.txn(ctx, op.conds, op.then, op.otherwise)
 	if err != nil {
 		if gone(err) {
 			b.mu.Lock()
@@ -662,7 +660,7 @@ func (b *Backend) moved(e *entry, rev int64, s *session, resp *pb.TxnResponse) b
 	}
 	if !known || s.ended {
 		// It was given up as lost meanwhile, so nobody would ever release it.
-		b.task(func() { b.remove(e.key, e.name, rev) })
+		b.task(func() { b.remove(e.name, rev) })
 		return false
 	}
 	b.attach(e, s)
@@ -670,10 +668,10 @@ func (b *Backend) moved(e *entry, rev int64, s *session, resp *pb.TxnResponse) b
 }
 
 // remove deletes what nobody knows of any more.
-func (b *Backend) remove(key, name string, rev int64) {
+func (b *Backend) remove(name string, rev int64) {
 	for pause := 50 * time.Millisecond; b.ctx.Err() == nil; pause = min(2*pause, time.Second) {
 		ctx, cancel := context.WithTimeout(b.ctx, sessionPatience)
-		_, _, err := b.calls.txn(ctx, key, []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", rev)},
+		_, _, err := b.txn(ctx, []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", rev)},
 			[]clientv3.Op{clientv3.OpDelete(name)}, nil)
 		cancel()
 		if err == nil {
@@ -720,6 +718,16 @@ func (b *Backend) drop(e *entry) {
 	})
 }
 
+// txn runs a transaction, and returns the answer with the revision at which it
+// was given.
+func (b *Backend) txn(ctx context.Context, conds []clientv3.Cmp, then, otherwise []clientv3.Op) (*pb.TxnResponse, int64, error) {
+	resp, err := b.client.Txn(ctx).If(conds...).Then(then...).Else(otherwise...).Commit()
+	if err != nil {
+		return nil, 0, err
+	}
+	return (*pb.TxnResponse)(resp), resp.Header.Revision, nil
+}
+
 // Release implements [driver.Backend].
 func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
 	if err := b.enter(ctx); err != nil {
@@ -753,7 +761,7 @@ func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
 		}
 		name = list[i].name
 	}
-	resp, _, err := b.calls.txn(ctx, lease.Key,
+	resp, _, err := b.txn(ctx,
 		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", lease.Token)},
 		[]clientv3.Op{clientv3.OpDelete(name)}, []clientv3.Op{b.anybody(lease.Key)})
 	if err != nil {
@@ -861,7 +869,7 @@ func (b *Backend) fenced(ctx context.Context, e *entry, conds []clientv3.Cmp, th
 		if len(conds) == 0 {
 			otherwiseOps = nil
 		}
-		resp, rev, err := b.calls.txn(ctx, e.key, conds, thenOps, otherwiseOps)
+		resp, rev, err := b.txn(ctx, conds, thenOps, otherwiseOps)
 		if err != nil && gone(err) {
 			b.endDead(ctx, fences...)
 			continue
@@ -904,7 +912,7 @@ func (b *Backend) withdrawUnknown(ctx context.Context, lease driver.Lease) error
 		if t.owner != lease.Owner {
 			continue
 		}
-		if _, _, err := b.calls.txn(ctx, lease.Key, nil, []clientv3.Op{clientv3.OpDelete(t.name)}, nil); err != nil {
+		if _, _, err := b.txn(ctx, nil, []clientv3.Op{clientv3.OpDelete(t.name)}, nil); err != nil {
 			return classify(ctx, err, lockBase(b.opts.Prefix, lease.Key))
 		}
 	}

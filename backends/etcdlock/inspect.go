@@ -165,7 +165,7 @@ func (b *Backend) ForceRelease(ctx context.Context, key string, token int64) ([]
 		if len(removed) == 0 {
 			return nil, nil
 		}
-		answer, _, err := b.calls.txn(ctx, key, conds, ops, nil)
+		answer, _, err := b.txn(ctx, conds, ops, nil)
 		if err != nil {
 			return nil, classify(ctx, err, base)
 		}
