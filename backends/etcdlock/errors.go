@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -123,7 +124,7 @@ func classify(ctx context.Context, err error, place string) error {
 		return fmt.Errorf("etcdlock: no reply yet: %w", end)
 	}
 	// The server may notice the end of the context before we do.
-	if end := serverEnded(err); end != nil {
+	if end := serverEnded(ctx, err); end != nil {
 		return fmt.Errorf("etcdlock: %w: %w", end, err)
 	}
 	for _, r := range refusals {
@@ -166,12 +167,27 @@ func classify(ctx context.Context, err error, place string) error {
 	return fmt.Errorf("etcdlock: %w", err)
 }
 
+// drift is how much earlier than a context's deadline a server may take it to
+// be over, because its clock does not run exactly as ours.
+const drift = 10 * time.Millisecond
+
 // serverEnded returns the error of a context that ended the call at the server.
-func serverEnded(err error) error {
+// A server knows the deadline of a request. When that is over before it has an
+// answer it may say just that the request timed out, as it does after a time-out
+// of its own, and its words may come before our context's timer has run.
+func serverEnded(ctx context.Context, err error) error {
 	for _, end := range []error{context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, end) || strings.HasSuffix(err.Error(), end.Error()) {
 			return end
 		}
+	}
+	deadline, ok := ctx.Deadline()
+	if !ok || time.Until(deadline) > drift {
+		return nil
+	}
+	// What it says of the reason, if it has one, comes after these words.
+	if says(err, rpctypes.ErrTimeout) {
+		return context.DeadlineExceeded
 	}
 	return nil
 }
