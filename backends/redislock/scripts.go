@@ -6,21 +6,27 @@ import (
 	"encoding/hex"
 )
 
-// The scripts. Each begins with the case that happens almost always, and goes
-// on with what all share (queue.lua).
+// The scripts. Each begins with the case that happens almost always, goes on with
+// one that is frequent under contention, and then with what all share (queue.lua).
 var (
 	//go:embed lua/acquire.lua
 	acquireLua string
+	//go:embed lua/acquire_wait.lua
+	acquireWaitLua string
 	//go:embed lua/acquire_slow.lua
 	acquireSlowLua string
 	//go:embed lua/release.lua
 	releaseLua string
+	//go:embed lua/release_next.lua
+	releaseNextLua string
 	//go:embed lua/release_slow.lua
 	releaseSlowLua string
 	//go:embed lua/force.lua
 	forceLua string
 	//go:embed lua/force_slow.lua
 	forceSlowLua string
+	//go:embed lua/tell.lua
+	tellLua string
 	//go:embed lua/queue.lua
 	queueLua string
 	//go:embed lua/extend.lua
@@ -46,9 +52,9 @@ var (
 	//go:embed lua/quorum_begin.lua
 	quorumBeginLua string
 
-	acquireScript = newScript(acquireLua + "local kept = ARGV[4] - math.ceil(ARGV[2] / 1000)\n" + queueLua + acquireSlowLua)
-	releaseScript = newScript(releaseLua + queueLua + releaseSlowLua)
-	forceScript   = newScript(forceLua + queueLua + forceSlowLua)
+	acquireScript = newScript(acquireLua + acquireWaitLua + tellLua + queueLua + acquireSlowLua)
+	releaseScript = newScript(releaseLua + tellLua + releaseNextLua + queueLua + releaseSlowLua)
+	forceScript   = newScript(forceLua + tellLua + queueLua + forceSlowLua)
 	extendScript  = newScript(extendLua)
 	inspectScript = newScript(inspectLua)
 	probeScript   = newScript(probeLua)

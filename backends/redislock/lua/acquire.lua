@@ -40,3 +40,6 @@ end
 -- first, with one that changes nothing.
 local full = redis.pcall('ZADD', KEYS[2], 'XX', 0, '')
 full = type(full) == 'table' and full.err
+
+local kept = ARGV[4] - math.ceil(ARGV[2] / 1000)
+local exact = 15 -- the last place before which only live tickets are counted

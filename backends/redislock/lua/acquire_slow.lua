@@ -84,13 +84,19 @@ elseif life > 0 then
 end
 save()
 if ticket > 0 then
-  local rank = call('ZRANK', queue, owner)
-  position = rank + 1
-  if rank > 0 and rank < 16 then
-    position = 1
-    for _, id in ipairs(call('ZRANGE', queue, 0, rank - 1)) do
-      local s = call('HGET', main, 's' .. id)
-      if s and select(2, unpack(s)) > now then position = position + 1 end
+  local before = {} -- who stands before it
+  for i, id in ipairs(call('ZRANGE', queue, 0, exact)) do
+    if id == owner then
+      position = 1
+      break
+    end
+    before[i] = 's' .. id
+  end
+  if position == 0 then
+    position = call('ZRANK', queue, owner) + 1
+  elseif before[1] then
+    for _, s in ipairs(call('HMGET', main, _G.unpack(before))) do
+      if s and select(3, cmsgpack.unpack_limit(s, 2, 0)) > now then position = position + 1 end
     end
   end
 end

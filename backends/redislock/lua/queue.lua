@@ -4,8 +4,9 @@
 -- The record of a key is the hash KEYS[1]:
 --   h          last number given out (as token or ticket), expiry of the grant if
 --              one owner holds the key exclusively, until when the record is
---              kept at least, and whether there is an m or a q; then, of the one
---              owner: token, TTL, time of the grant, channel, owner
+--              kept at least, and what else there is: false for nothing, 1 for a
+--              q, true for an m and perhaps a q; then, of the one owner: token,
+--              TTL, time of the grant, channel, owner
 --   m          if there are other holders: their kind
 --   o<owner>   of each of them: token, TTL, time of the grant, channel
 --   q          if somebody waits: 1
@@ -21,7 +22,9 @@
 call('HDEL', main, '')
 local queue, holders = KEYS[2], KEYS[3]
 local waiting, kinds
-if more then
+if more == 1 then
+  waiting = more
+elseif more then
   local rest = call('HMGET', main, 'q', 'm')
   waiting, kinds = rest[1], rest[2]
 end
@@ -85,7 +88,7 @@ end
 -- Writes what was changed.
 local function save()
   if not changed then return end
-  more = (waiting or kinds) and true or false
+  more = kinds and true or waiting and 1 or false
   if holder then
     call('HSET', main, 'h', pack(last, expires, stays, more, token, ttl, since, channel, holder))
   else
@@ -126,10 +129,12 @@ local function drop(id)
 end
 
 -- Finds the first ticket from a place on that has not lapsed. One that has
--- keeps its place for as long again.
+-- keeps its place for as long again. Returns its owner, the ticket, its place, and
+-- whether it is the only one.
 local function head(place)
   while true do
-    local id = call('ZRANGE', queue, place, place)[1]
+    local ids = call('ZRANGE', queue, place, place + 1)
+    local id = ids[1]
     if not id then return end
     local s = call('HGET', main, 's' .. id)
     if not s then
@@ -141,7 +146,7 @@ local function head(place)
         call('HSET', main, 's' .. id, pack(t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]))
       end
       if t[2] > now then
-        return id, t, place
+        return id, t, place, place == 0 and not ids[2]
       elseif t[2] + t[3] <= now then
         drop(id)
       else
@@ -176,21 +181,10 @@ local function grant(id, k, life, ch, ends)
   return last
 end
 
--- Tells a manager. Nothing is relied upon: it may lack the right to, and there
--- may be nobody to hear it.
-local function tell(ch, what, ticket, number, life, k, id)
-  if ch ~= '' then
-    redis.pcall('PUBLISH', ch, table.concat({what, string.format('%.0f', ticket), string.format('%.0f', number),
-      life, k, #id, id .. main}, ' '))
-  end
-end
-
--- Notes if nobody waits any more.
-local function settle()
-  if call('ZCARD', queue) == 0 then
-    call('HDEL', main, 'q')
-    waiting, changed = nil, true
-  end
+-- Notes that nobody waits any more.
+local function empty()
+  call('HDEL', main, 'q')
+  waiting, changed = nil, true
 end
 
 -- Grants the key to the head of the queue for as long as it can. The caller, if
@@ -199,18 +193,18 @@ end
 local function serve(caller)
   local got, place, blocked = nil, 0, false
   while waiting do
-    local id, t
-    id, t, place = head(place)
+    local id, t, at, only = head(place)
     if not id then
-      settle()
+      if call('ZCARD', queue) == 0 then empty() end
       break
     end
+    place = at
     if not admits(t[4]) then
       blocked = true
       break
     end
     drop(id)
-    settle()
+    if only then empty() end
     if id == caller then
       got = grant(id, t[4], t[5], t[7], now + t[5])
     else
@@ -219,6 +213,7 @@ local function serve(caller)
       local n = grant(id, t[4], t[5], t[7], ends)
       tell(t[7], t[8] and 'w' or 'g', t[1], n, t[5], t[4], id)
     end
+    if holder then break end
   end
   return got, blocked
 end
