@@ -37,16 +37,22 @@ func (q *Quorum) Acquire(ctx context.Context, req driver.Request) (driver.Lease,
 			return driver.Lease{}, v.held(q)
 		}
 		// Others have stood in our way who are gone, or stand behind us now.
-		pause(ctx, rand.N(time.Duration(attempt)*votePause))
+		longest := time.Duration(attempt) * votePause
+		if !req.Enqueue {
+			// Nobody will tell this caller that they are gone: a release may still be
+			// on its way to a node that is slow.
+			longest = votePause << (2 * (attempt - 1))
+		}
+		pause(ctx, rand.N(longest))
 	}
 }
 
 const (
 	// maxVotes is how often an acquisition votes in one call, while nobody has
 	// a majority.
-	maxVotes = 4
-	// votePause bounds the pause before the second vote, and by how much each
-	// later one may be longer.
+	maxVotes = 5
+	// votePause bounds the pause before the second vote. Each later one may be
+	// longer by as much, or four times as long for a caller who does not wait.
 	votePause = 2 * time.Millisecond
 )
 

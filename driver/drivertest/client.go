@@ -32,9 +32,45 @@ func (cl *client) acquire(req driver.Request) (driver.Lease, error) {
 	return cl.backend.Acquire(ctx, req)
 }
 
+const (
+	// slowCall is how long a call takes at least that fails because the machine
+	// is busy, and slowCalls is how often that is borne in a row.
+	slowCall  = 100 * time.Millisecond
+	slowCalls = 4
+)
+
+// insist makes a call until it has an answer: where a store takes too long,
+// backends give up without knowing the outcome, and package dlm asks again. It says
+// whether there was a call without an answer.
+func insist(call func() error) (doubtful bool, err error) {
+	for range slowCalls {
+		start := time.Now()
+		err = call()
+		if err == nil || time.Since(start) < slowCall {
+			return doubtful, err
+		}
+		for _, answer := range []error{driver.ErrHeld, driver.ErrLost, driver.ErrInvalid, driver.ErrClosed} {
+			if errors.Is(err, answer) {
+				return doubtful, err
+			}
+		}
+		doubtful = doubtful || !errors.Is(err, driver.ErrNotApplied)
+	}
+	return doubtful, err
+}
+
+// acquireSurely is acquire with an answer.
+func (cl *client) acquireSurely(req driver.Request) (lease driver.Lease, err error) {
+	_, err = insist(func() error {
+		lease, err = cl.acquire(req)
+		return err
+	})
+	return lease, err
+}
+
 // grant is acquire that must succeed.
 func (cl *client) grant(req driver.Request) driver.Lease {
-	lease, err := cl.acquire(req)
+	lease, err := cl.acquireSurely(req)
 	if err != nil {
 		cl.env.fatalf("%q was not granted to %q: %w", req.Key, req.Owner, err)
 	}
@@ -43,7 +79,7 @@ func (cl *client) grant(req driver.Request) driver.Lease {
 
 // refuse is acquire that must be refused.
 func (cl *client) refuse(req driver.Request) *driver.HeldError {
-	lease, err := cl.acquire(req)
+	lease, err := cl.acquireSurely(req)
 	held, ok := errors.AsType[*driver.HeldError](err)
 	switch {
 	case err == nil:
@@ -77,7 +113,7 @@ func (cl *client) waitFor(req driver.Request, limit time.Duration) (driver.Lease
 	req.Enqueue = true
 	start := time.Now()
 	for pause := time.Millisecond; ; pause = cl.nextPause(pause) {
-		lease, err := cl.acquire(req)
+		lease, err := cl.acquireSurely(req)
 		if err == nil {
 			return lease, true
 		}
@@ -116,7 +152,11 @@ func (cl *client) extendAll(batch []driver.Renewal) {
 }
 
 func (cl *client) mustExtend(lease driver.Lease, ttl time.Duration) driver.Lease {
-	renewed, err := cl.extend(lease, ttl)
+	var renewed driver.Lease
+	_, err := insist(func() (err error) {
+		renewed, err = cl.extend(lease, ttl)
+		return err
+	})
 	if err != nil {
 		cl.env.fatalf("%q was not renewed for %q: %w", lease.Key, lease.Owner, err)
 	}
@@ -130,14 +170,18 @@ func (cl *client) release(lease driver.Lease) error {
 }
 
 func (cl *client) mustRelease(lease driver.Lease) {
-	if err := cl.release(lease); err != nil {
+	doubtful, err := insist(func() error { return cl.release(lease) })
+	if doubtful && errors.Is(err, driver.ErrLost) {
+		return // the call without an answer has released it
+	}
+	if err != nil {
 		cl.env.fatalf("%q was not released by %q: %w", lease.Key, lease.Owner, err)
 	}
 }
 
 // withdraw gives up whatever the owner has on the key.
 func (cl *client) withdraw(key, owner string) {
-	if err := cl.release(driver.Lease{Key: key, Owner: owner}); err != nil {
+	if _, err := insist(func() error { return cl.release(driver.Lease{Key: key, Owner: owner}) }); err != nil {
 		cl.env.fatalf("%q could not withdraw from %q: %w", owner, key, err)
 	}
 }
