@@ -42,4 +42,4 @@ local full = redis.pcall('ZADD', KEYS[2], 'XX', 0, '')
 full = type(full) == 'table' and full.err
 
 local kept = ARGV[4] - math.ceil(ARGV[2] / 1000)
-local exact = 15 -- the last place before which only live tickets are counted
+local exact = 3 -- the last place before which only live tickets are counted
