@@ -167,15 +167,17 @@ func shared(n int, cfg servers.EtcdConfig) func(tb testing.TB) []*servers.Etcd {
 
 var single, old, three = shared(1, servers.EtcdConfig{}), shared(1, servers.EtcdConfig{Old: true}), shared(3, servers.EtcdConfig{})
 
-func conformance(t *testing.T, members []*servers.Etcd) {
+func conformance(t *testing.T, start func(testing.TB) []*servers.Etcd) {
+	t.Parallel()
+	members := start(t)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness { return harness(t, members) })
 }
 
-func TestConformanceSingle(t *testing.T) { conformance(t, single(t)) }
+func TestConformanceSingle(t *testing.T) { conformance(t, single) }
 
-func TestConformanceOld(t *testing.T) { conformance(t, old(t)) }
+func TestConformanceOld(t *testing.T) { conformance(t, old) }
 
-func TestConformanceThree(t *testing.T) { conformance(t, three(t)) }
+func TestConformanceThree(t *testing.T) { conformance(t, three) }
 
 func TestOperations(t *testing.T) {
 	t.Parallel()

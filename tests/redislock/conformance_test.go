@@ -141,6 +141,7 @@ func single(s *servers.Redis) func(dialer) redis.UniversalClient {
 }
 
 func TestConformanceSingle(t *testing.T) {
+	t.Parallel()
 	s := servers.StartRedis(t, nil)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness { return harness(t, single(s), redislock.Options{}) })
 }

@@ -48,6 +48,7 @@ func quorumHarness(tb testing.TB, nodes []*servers.Redis) *drivertest.Harness {
 }
 
 func TestConformanceQuorum(t *testing.T) {
+	t.Parallel()
 	nodes := servers.StartMasters(t, 3, nil)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness { return quorumHarness(t, nodes) })
 }

@@ -164,16 +164,19 @@ func harness(tb testing.TB, nodes []*servers.ZooKeeper) *drivertest.Harness {
 }
 
 func TestConformanceSingle(t *testing.T) {
+	t.Parallel()
 	nodes := servers.StartZooKeeper(t, nil)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness { return harness(t, nodes) })
 }
 
 func TestConformanceThree(t *testing.T) {
+	t.Parallel()
 	nodes := servers.StartZooKeeper(t, &servers.ZooKeeperConfig{Nodes: 3})
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness { return harness(t, nodes) })
 }
 
 func TestOperations(t *testing.T) {
+	t.Parallel()
 	nodes := servers.StartZooKeeper(t, nil)
 	for seed := range uint64(5) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -200,6 +200,7 @@ func (r *rig) end(id int64, passwd []byte) error {
 }
 
 func TestOneServer(t *testing.T) {
+	t.Parallel()
 	nodes := servers.StartZooKeeper(t, nil)
 	for name, f := range map[string]func(*rig){
 		"SessionExpiredFromOutside": sessionExpiredFromOutside,
