@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// postgresDatabase is what is measured, made anew for each measurement.
-	// Statements of others, in the database postgres, are not counted.
+	// postgresDatabase is what is measured. Statements of others, in the database
+	// postgres, are not counted.
 	postgresDatabase = "bench"
 	// postgresPool is how many connections a pool has, unless a row says
 	// otherwise. Waiters of some rows have one each.
@@ -123,6 +123,7 @@ func startPostgres(tb servers.TB) map[string][]server {
 		"shared_preload_libraries=pg_stat_statements",
 	}})
 	p.MustDo("postgres", "create extension pg_stat_statements")
+	p.MustDo("postgres", "create database "+postgresDatabase)
 	return map[string][]server{"": {{addr: p.Addr(), pid: p.Pid()}}}
 }
 
@@ -172,9 +173,9 @@ func newPostgresManager(ctx context.Context, cfg openConfig) (*dlm.Manager, erro
 	return pglock.NewLockManager(pool, nil, nil)
 }
 
-// onPostgres does something on a connection that is not measured.
-func onPostgres(ctx context.Context, list []server, f func(*pgx.Conn) error) error {
-	conn, err := pgx.Connect(ctx, postgresURL(list[0].addr, "postgres"))
+// onPostgres does something on a connection of its own.
+func onPostgres(ctx context.Context, list []server, database string, f func(*pgx.Conn) error) error {
+	conn, err := pgx.Connect(ctx, postgresURL(list[0].addr, database))
 	if err != nil {
 		return err
 	}
@@ -184,22 +185,35 @@ func onPostgres(ctx context.Context, list []server, f func(*pgx.Conn) error) err
 // flushPostgres also ends the sessions that the last client has left behind, and
 // writes to disk what would otherwise be written during the next measurement.
 func flushPostgres(ctx context.Context, list []server) error {
-	return onPostgres(ctx, list, func(conn *pgx.Conn) error {
-		for _, statement := range []string{
-			"drop database if exists " + postgresDatabase + " with (force)",
-			"create database " + postgresDatabase,
-			"checkpoint",
-		} {
-			if _, err := conn.Exec(ctx, statement); err != nil {
-				return fmt.Errorf("%s: %w", statement, err)
+	return onPostgres(ctx, list, postgresDatabase, func(conn *pgx.Conn) error {
+		for {
+			// Whoever has been told to end is told again until it has.
+			tag, err := conn.Exec(ctx, `select pg_terminate_backend(pid) from pg_stat_activity
+				where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()`)
+			if err != nil {
+				return err
 			}
+			if tag.RowsAffected() == 0 {
+				break
+			}
+			time.Sleep(5 * time.Millisecond)
 		}
-		return nil
+		_, err := conn.Exec(ctx, `do $$ declare name text; begin
+			for name in select nspname from pg_namespace where nspname !~ '^(pg_|information_schema$)' loop
+				execute format('drop schema %I cascade', name);
+			end loop;
+			create schema public;
+		end $$`)
+		if err != nil {
+			return err
+		}
+		_, err = conn.Exec(ctx, "checkpoint")
+		return err
 	})
 }
 
 func postgresVersion(ctx context.Context, list []server) (version string, err error) {
-	err = onPostgres(ctx, list, func(conn *pgx.Conn) error {
+	err = onPostgres(ctx, list, "postgres", func(conn *pgx.Conn) error {
 		return conn.QueryRow(ctx, "show server_version").Scan(&version)
 	})
 	return "PostgreSQL " + version, err
