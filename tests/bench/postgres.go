@@ -131,13 +131,29 @@ func postgresURL(addr, database string) string {
 	return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", addr, database)
 }
 
-func newPostgresPool(ctx context.Context, addr string) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(postgresURL(addr, postgresDatabase))
+// newPostgresPool returns a pool with as many open connections as can be used at
+// the same time.
+func newPostgresPool(ctx context.Context, cfg openConfig) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(postgresURL(cfg.addrs[0], postgresDatabase))
 	if err != nil {
 		return nil, err
 	}
 	config.MaxConns = postgresPool
-	return pgxpool.NewWithConfig(ctx, config)
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	conns := make([]*pgxpool.Conn, min(cfg.workers, postgresPool))
+	err = each(len(conns), len(conns), func(i int) (err error) {
+		conns[i], err = pool.Acquire(ctx)
+		return err
+	})
+	for _, c := range conns {
+		if c != nil {
+			c.Release()
+		}
+	}
+	return pool, err
 }
 
 // newPostgresDB returns a pool as the peers want it, with all its connections
@@ -163,7 +179,7 @@ func newPostgresDB(ctx context.Context, addr string, size int) (*sql.DB, error) 
 }
 
 func newPostgresManager(ctx context.Context, cfg openConfig) (*dlm.Manager, error) {
-	pool, err := newPostgresPool(ctx, cfg.addrs[0])
+	pool, err := newPostgresPool(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}

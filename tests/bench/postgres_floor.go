@@ -12,7 +12,7 @@ import (
 )
 
 func openSelect1(ctx context.Context, cfg openConfig) (locker, error) {
-	pool, err := newPostgresPool(ctx, cfg.addrs[0])
+	pool, err := newPostgresPool(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ const (
 )
 
 func openRowFloor(ctx context.Context, cfg openConfig) (locker, error) {
-	pool, err := newPostgresPool(ctx, cfg.addrs[0])
+	pool, err := newPostgresPool(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
