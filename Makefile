@@ -55,7 +55,7 @@ conformance: servers ## a backend's conformance suite under the race detector; B
 	@scripts/conformance.sh '$(B)' '$(or $(COUNT),1)' $(race)
 
 .PHONY: bench
-bench: servers ## all benchmarks; BENCH=regexp BENCHTIME=1s COUNT=1; or beside the peers: B=redis ARGS='-w 1,2'
+bench: servers ## all benchmarks; BENCH=regexp BENCHTIME=1s COUNT=1; or beside the peers: B=redis|etcd|… ARGS='-w 1,2'
 ifeq ($(B),)
 	go test -run '^$$' -bench '$(BENCH)' -benchtime '$(BENCHTIME)' -benchmem -count $(or $(COUNT),1) -timeout 60m work
 else

@@ -11,6 +11,22 @@ import (
 // dlmRow is this project, on any store: goroutine i uses manager i%n.
 type dlmRow struct{ managers []*dlm.Manager }
 
+// openDLM returns a function that opens n managers, each with a client of its
+// own, as in n processes.
+func openDLM(n int, newManager func(context.Context, openConfig) (*dlm.Manager, error)) opener {
+	return func(ctx context.Context, cfg openConfig) (locker, error) {
+		var d dlmRow
+		for range n {
+			m, err := newManager(ctx, cfg)
+			if err != nil {
+				return nil, err
+			}
+			d.managers = append(d.managers, m)
+		}
+		return d, nil
+	}
+}
+
 type dlmLock struct{ lock *dlm.Lock }
 
 func (d dlmRow) manager(worker int) *dlm.Manager { return d.managers[worker%len(d.managers)] }

@@ -68,7 +68,7 @@ func (d *driver) measureAll(ctx context.Context) (outcomes, error) {
 				m.Round = round + 1
 				all = append(all, m)
 				fmt.Fprintf(d.log, "%s %v round %d of %d: %-17s %s\n",
-					time.Now().Format(time.TimeOnly), w, m.Round, rounds, r.name, glance(&m))
+					time.Now().Format(time.TimeOnly), w, m.Round, rounds, r.name, glance(d.set.store, &m))
 			}
 		}
 	}
@@ -80,15 +80,15 @@ func (d *driver) measureAll(ctx context.Context) (outcomes, error) {
 func turnOf(i, round, rounds, rows int) int { return (i + round*max(1, rows/rounds)) % rows }
 
 // glance is what is worth a look while the others run.
-func glance(m *measurement) string {
+func glance(s *store, m *measurement) string {
 	if m.Error != "" {
 		return "no result: " + m.Error
 	}
 	t := tables[m.Workload]
-	parts := []string{t.find(t.key).head + " " + show(m.Figures[t.key])}
+	parts := []string{s.head(t.find(t.key)) + " " + show(m.Figures[t.key])}
 	for _, key := range []string{"failures", "violations", "unserved", "lost"} {
 		if n := m.Figures[key]; n != 0 {
-			parts = append(parts, t.find(key).head+" "+show(n))
+			parts = append(parts, s.head(t.find(key))+" "+show(n))
 		}
 	}
 	return strings.Join(parts, ", ")

@@ -3,6 +3,11 @@
 // the store itself costs. It starts the servers on its own.
 //
 //	go run ./tests/bench -b redis -w 1,2 -json bench.json
+//	go run ./tests/bench -b etcd -w 3 -only dlm-*,mutex
+//
+// Redis keeps everything in memory. The servers of etcd, PostgreSQL and ZooKeeper
+// write to the folder for temporary files (TMPDIR) and wait for the disk, as they
+// do by default, so their figures are those of the disk, too.
 //
 // There are five workloads:
 //
@@ -10,7 +15,7 @@
 //	W2  64 goroutines on 1000 keys, without waiting: pairs per second
 //	W3  16 goroutines on one key, held for 1 ms: the gap between two holders
 //	W4  1000 waiters on one key: the time until all have had it
-//	W5  10,000 locks held and renewed: memory and commands
+//	W5  10,000 locks held and renewed: memory and traffic
 //
 // Each measurement runs in a process of its own, so that memory, goroutines
 // and connections of one row do not reach the figures of another. In every
@@ -223,7 +228,7 @@ func parent(ctx context.Context, args []string, tb servers.TB, stdout, stderr io
 	verdicts := make([]verdict, 0, len(set.store.targets))
 	for _, t := range set.store.targets {
 		if slices.Contains(set.workloads, t.workload) && set.has(t.row) {
-			verdicts = append(verdicts, t.check(measured))
+			verdicts = append(verdicts, t.check(set.store, measured))
 		}
 	}
 	if len(verdicts) > 0 {

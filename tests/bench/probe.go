@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -11,19 +12,20 @@ import (
 	"time"
 )
 
-// probe reads the counters of a measurement: the servers' commands, and the
+// probe reads the counters of a measurement: what the servers have done, and the
 // processor time of both sides.
 type probe struct {
 	row     *row
 	servers []server
 	count   counter
+	sent    func(command string) bool // whether the client sends it
 }
 
 // reading is the state of all counters at one time.
 type reading struct {
 	at     time.Time
 	sent   float64       // commands that the client has sent
-	all    float64       // those that ran within scripts, too
+	all    float64       // all that is counted
 	client time.Duration // processor time of this process
 	server time.Duration // and of the servers
 }
@@ -35,7 +37,10 @@ func newProbe(ctx context.Context, s *store, r *row, servers []server) (*probe, 
 	if err != nil {
 		return nil, fmt.Errorf("counting commands: %w", err)
 	}
-	p := &probe{row: r, servers: servers, count: count}
+	p := &probe{row: r, servers: servers, count: count, sent: r.sent}
+	if p.sent == nil {
+		p.sent = s.sent
+	}
 	_, err = p.read(ctx)
 	return p, err
 }
@@ -48,7 +53,7 @@ func (p *probe) read(ctx context.Context) (reading, error) {
 	var n reading
 	for command, c := range calls {
 		n.all += float64(c)
-		if p.row.sent == nil || p.row.sent(command) {
+		if p.sent == nil || p.sent(command) {
 			n.sent += float64(c)
 		}
 	}
@@ -84,22 +89,40 @@ func ownTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// processTime is the processor time that the living threads of a process have
-// used, in nanoseconds where /proc/pid/stat knows hundredths of a second. It
-// is zero where there is no such file.
+// processTime is the processor time that the living threads of a process and of
+// its children have used, in nanoseconds, and what its dead children had used, in
+// the hundredths of a second that /proc/pid/stat knows. It is zero where there
+// are no such files.
 func processTime(pid int) time.Duration {
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
-	var sum int64
-	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			continue // the thread has ended
-		}
+	folders, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid)) // the pattern is right
+	sum := deadChildrenTime(pid)
+	for _, folder := range folders {
+		// What cannot be read has ended.
+		text, _ := os.ReadFile(filepath.Join(folder, "schedstat"))
 		first, _, _ := strings.Cut(string(text), " ")
 		n, _ := strconv.ParseInt(first, 10, 64)
-		sum += n
+		sum += time.Duration(n)
+		children, _ := os.ReadFile(filepath.Join(folder, "children"))
+		for field := range strings.FieldsSeq(string(children)) {
+			if child, err := strconv.Atoi(field); err == nil {
+				sum += processTime(child)
+			}
+		}
 	}
-	return time.Duration(sum)
+	return sum
+}
+
+func deadChildrenTime(pid int) time.Duration {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	// The name of the program, in parentheses, may contain anything.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	const user, system = 13, 14 // of children, counted from the state
+	if len(fields) <= system {
+		return 0
+	}
+	u, _ := strconv.ParseInt(fields[user], 10, 64)
+	s, _ := strconv.ParseInt(fields[system], 10, 64)
+	return time.Duration(u+s) * (time.Second / 100)
 }
 
 // residentMB is the memory of this process that is in RAM, in MiB.

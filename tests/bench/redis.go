@@ -11,6 +11,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-dlm/dlm"
+	"github.com/go-dlm/dlm/backends/redislock"
 	"github.com/go-dlm/dlm/tests/servers"
 )
 
@@ -29,6 +31,8 @@ func init() {
 	stores["redis"] = &store{
 		name:    "redis",
 		rows:    redisRows,
+		unit:    "commands",
+		extra:   "with those in scripts",
 		floors:  map[workload]string{w1: "setnx-floor", w2: "setnx-floor", w3: "blpop-floor", w4: "blpop-floor", w5: "rueidislock"},
 		targets: redisTargets,
 		start:   startRedis,
@@ -43,7 +47,7 @@ var redisRows = []row{
 	{
 		name: "ping", workloads: []workload{w1, w2}, servers: redisSingle,
 		settings: "floor: PING through go-redis, pool of 64; one round trip, no release",
-		open:     openPing,
+		open:     openRedisPing,
 	},
 	{
 		name: "setnx-floor", workloads: []workload{w1, w2, w3, w4}, servers: redisSingle,
@@ -98,19 +102,19 @@ var redisRows = []row{
 		name: "dlm-redis", workloads: []workload{w1, w2, w3, w4, w5}, servers: redisSingle,
 		settings: "one manager for the whole process, go-redis pool of 64",
 		sent:     sentByDLM,
-		open:     openDLM(1),
+		open:     openDLM(1, newRedisManager),
 	},
 	{
 		name: "dlm-redis-x16", workloads: []workload{w3, w4}, servers: redisSingle,
 		settings: "16 managers with a client each, as in 16 processes: goroutine i uses manager i%16",
 		sent:     sentByDLM,
-		open:     openDLM(16),
+		open:     openDLM(16, newRedisManager),
 	},
 	{
 		name: "dlm-quorum", workloads: []workload{w1, w2, w3, w4}, servers: redisMasters,
 		settings: "one manager for 5 masters, go-redis pool of 64 to each",
 		sent:     sentByDLM,
-		open:     openDLMQuorum,
+		open:     openDLM(1, newQuorumManager),
 	},
 }
 
@@ -161,6 +165,15 @@ func handOverTargets(row, floor string) []target {
 	}
 }
 
+// only accepts commands of the names given, and allBut all others.
+func only(names ...string) func(string) bool {
+	return func(command string) bool { return slices.Contains(names, command) }
+}
+
+func allBut(names ...string) func(string) bool {
+	return func(command string) bool { return !slices.Contains(names, command) }
+}
+
 func startRedis(tb servers.TB) map[string][]server {
 	cfg := &servers.RedisConfig{Args: []string{"--maxclients", "5000"}} // blpop-floor has one for each waiter
 	groups := map[string][]*servers.Redis{
@@ -187,6 +200,15 @@ func newRedisClients(addrs []string) []redis.UniversalClient {
 		list = append(list, newRedisClient(addr, poolSize))
 	}
 	return list
+}
+
+func newRedisManager(_ context.Context, cfg openConfig) (*dlm.Manager, error) {
+	return redislock.NewLockManager(newRedisClient(cfg.addrs[0], poolSize), nil, nil)
+}
+
+// newQuorumManager returns a manager that needs a majority of the servers.
+func newQuorumManager(_ context.Context, cfg openConfig) (*dlm.Manager, error) {
+	return redislock.NewQuorumLockManager(newRedisClients(cfg.addrs), nil, nil)
 }
 
 func flushRedis(ctx context.Context, list []server) error {

@@ -9,27 +9,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// pingFloor is one round trip, in the guise of a lock that is always free.
-type pingFloor struct{ client *redis.Client }
-
-func openPing(_ context.Context, cfg openConfig) (locker, error) {
-	return pingFloor{newRedisClient(cfg.addrs[0], poolSize)}, nil
+func openRedisPing(_ context.Context, cfg openConfig) (locker, error) {
+	client := newRedisClient(cfg.addrs[0], poolSize)
+	return pingFloor(func(ctx context.Context, _ int) error { return client.Ping(ctx).Err() }), nil
 }
-
-func (p pingFloor) TryLock(ctx context.Context, _ int, _ string, _ time.Duration) (held, error) {
-	if err := p.client.Ping(ctx).Err(); err != nil {
-		return nil, err
-	}
-	return noLock{}, nil
-}
-
-func (p pingFloor) Lock(context.Context, int, string, time.Duration) (held, error) {
-	return nil, errUnfit
-}
-
-type noLock struct{}
-
-func (noLock) Unlock(context.Context) error { return nil }
 
 // setNXFloor is the lock that everybody writes first: the least that a lock
 // with a lease on Redis can do.

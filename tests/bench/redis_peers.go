@@ -24,7 +24,7 @@ type redsyncLock struct{ mutex *redsync.Mutex }
 
 // openRedsync returns a function that opens it on all servers, patient or with
 // the defaults, which give up after about five seconds.
-func openRedsync(patient bool) func(context.Context, openConfig) (locker, error) {
+func openRedsync(patient bool) opener {
 	return func(_ context.Context, cfg openConfig) (locker, error) {
 		var pools []redsyncredis.Pool
 		for _, c := range newRedisClients(cfg.addrs) {
@@ -77,13 +77,6 @@ func (l *redsyncLock) Extend(ctx context.Context, _ time.Duration) error {
 	return wantHeld(l.mutex.ExtendContext(ctx))
 }
 
-func wantHeld(ok bool, err error) error {
-	if err == nil && !ok {
-		err = errNotHeld
-	}
-	return err
-}
-
 // bsmPeer is github.com/bsm/redislock.
 type bsmPeer struct{ client *redislock.Client }
 
@@ -129,7 +122,7 @@ type rueidisLock struct {
 }
 
 // openRueidis returns a function that opens n Lockers.
-func openRueidis(n int) func(context.Context, openConfig) (locker, error) {
+func openRueidis(n int) opener {
 	return func(_ context.Context, cfg openConfig) (locker, error) {
 		p := &rueidisPeer{}
 		for range n {

@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-dlm/dlm/tests/servers"
@@ -15,6 +17,11 @@ import (
 type store struct {
 	name string
 	rows []row
+	// unit is what the servers count: commands, messages, statements.
+	unit string
+	// extra says what is counted beside what clients send, for the heading of a
+	// column; without it there is nothing else.
+	extra string
 	// floors names, for each workload, the row that the others are compared
 	// with.
 	floors map[workload]string
@@ -22,6 +29,9 @@ type store struct {
 	targets []target
 	// start starts the servers, by the name that rows ask for in row.servers.
 	start func(tb servers.TB) map[string][]server
+	// sent tells what clients send from what else is counted, for rows that do
+	// not say so themselves. Nil means that clients send it all.
+	sent func(command string) bool
 	// flush empties the servers between two measurements.
 	flush func(ctx context.Context, list []server) error
 	// version says what the servers are.
@@ -48,17 +58,20 @@ type counter func(ctx context.Context) (map[string]int64, error)
 type row struct {
 	name      string
 	workloads []workload
-	servers   string // which of the store's servers
+	servers   string // which of the store's servers, empty if it has one group only
 	settings  string // for people
-	// sent tells the commands that the client sends from those that only run
-	// within its scripts. Nil means that all are sent.
+	// sent tells the commands that the client sends from what else is counted.
+	// Nil means that it is as the store says.
 	sent func(command string) bool
 	// holdByTry makes W5 take its locks with TryLock rather than Lock.
 	holdByTry bool
-	open      func(ctx context.Context, cfg openConfig) (locker, error)
+	open      opener
 }
 
 func (r *row) in(w workload) bool { return slices.Contains(r.workloads, w) }
+
+// opener opens a row.
+type opener func(ctx context.Context, cfg openConfig) (locker, error)
 
 // openConfig says what a row is opened for.
 type openConfig struct {
@@ -82,6 +95,12 @@ type held interface {
 	Unlock(ctx context.Context) error
 }
 
+// looker is a locker that cannot try to take a lock, but tells whether somebody
+// holds it.
+type looker interface {
+	Held(ctx context.Context, key string) (bool, error)
+}
+
 // extender is a held lock whose lease can be prolonged by hand.
 type extender interface {
 	Extend(ctx context.Context, ttl time.Duration) error
@@ -93,17 +112,57 @@ var (
 	errUnfit    = errors.New("the row is not made for this workload")
 )
 
-// only accepts commands of the names given, and allBut all others.
-func only(names ...string) func(string) bool {
-	return func(command string) bool { return slices.Contains(names, command) }
-}
-
-func allBut(names ...string) func(string) bool {
-	return func(command string) bool { return !slices.Contains(names, command) }
+// wantHeld makes an error of an answer that says that there was no lock.
+func wantHeld(ok bool, err error) error {
+	if err == nil && !ok {
+		err = errNotHeld
+	}
+	return err
 }
 
 // prefix returns a beginning for keys that nobody else uses.
 func prefix(w workload) string { return w.String() + "-" + rand.Text()[:8] + "-" }
+
+// pingFloor is one round trip, in the guise of a lock that is always free.
+type pingFloor func(ctx context.Context, worker int) error
+
+type noLock struct{}
+
+func (ping pingFloor) TryLock(ctx context.Context, worker int, _ string, _ time.Duration) (held, error) {
+	if err := ping(ctx, worker); err != nil {
+		return nil, err
+	}
+	return noLock{}, nil
+}
+
+func (pingFloor) Lock(context.Context, int, string, time.Duration) (held, error) {
+	return nil, errUnfit
+}
+
+func (noLock) Unlock(context.Context) error { return nil }
+
+// each calls f for 0 to n-1, for some of them at a time, and returns the first
+// error.
+func each(n, together int, f func(i int) error) error {
+	var (
+		next  atomic.Int64
+		wg    sync.WaitGroup
+		once  sync.Once
+		first error
+	)
+	for range min(n, together) {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				if err := f(i); err != nil {
+					once.Do(func() { first = err })
+					next.Store(int64(n)) // there is no use in the others
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return first
+}
 
 // poll is the plain way to wait on a store without a queue.
 func poll(ctx context.Context, every time.Duration, try func() (held, error)) (held, error) {

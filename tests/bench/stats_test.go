@@ -210,6 +210,7 @@ func TestTurnOf(t *testing.T) {
 
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
+	s := &store{unit: "commands"}
 	var o outcomes
 	for round, x := range []float64{80, 100, 120} {
 		o = append(o,
@@ -251,7 +252,7 @@ func TestOutcomes(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			if got := tt.target.check(o); got != tt.want {
+			if got := tt.target.check(s, o); got != tt.want {
 				t.Errorf("got %+v, want %+v", got, tt.want)
 			}
 		})
@@ -282,6 +283,23 @@ func TestTables(t *testing.T) {
 				t.Errorf("%v is not measured of %s", w, floor)
 			}
 		}
+	}
+}
+
+// TestHeads checks that each store names its unit, and shows no column that it has
+// no figures for.
+func TestHeads(t *testing.T) {
+	t.Parallel()
+	s := &store{unit: "packets"}
+	if got, want := s.head(tables[w5].find("round")), "packets per renewal round"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := len(s.columns(w2)), len(tables[w2].columns)-1; got != want {
+		t.Errorf("got %d columns, want %d", got, want)
+	}
+	s.extra = "with those of the server"
+	if got := s.columns(w2)[len(tables[w2].columns)-1]; s.head(got) != s.extra {
+		t.Errorf("the last column is %q, want %q", s.head(got), s.extra)
 	}
 }
 

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// column is a figure as it is shown.
+// column is a figure as it is shown. In its head, "commands" stands for the unit of
+// the store; see [store.head].
 type column struct {
 	key, head string
 	worst     combine // how rounds become one value if not by their median
@@ -51,7 +52,7 @@ var tables = map[workload]table{
 		{key: "client", head: "client CPU s/1000"},
 		{key: "server", head: "server CPU s/1000"},
 		{key: "sent", head: "commands per attempt"},
-		{key: "all", head: "with those in scripts"},
+		{key: "all", head: "all counted"},
 	}},
 	w3: {"16 goroutines on one key, held for 1 ms", "gapP50", []column{
 		{key: "rate", head: "acquisitions/s", spread: true},
@@ -64,7 +65,7 @@ var tables = map[workload]table{
 		{key: "longest", head: "longest wait ms"},
 		{key: "never", head: "never got it", worst: most},
 		{key: "sent", head: "commands per acquisition"},
-		{key: "all", head: "with those in scripts"},
+		{key: "all", head: "all counted"},
 		{key: "client", head: "client CPU s/1000"},
 		{key: "server", head: "server CPU s/1000"},
 		{key: "violations", head: "violations", worst: most},
@@ -76,7 +77,7 @@ var tables = map[workload]table{
 		{key: "unserved", head: "not served", worst: most},
 		{key: "drain", head: "drain ms", spread: true},
 		{key: "sent", head: "commands in the drain"},
-		{key: "all", head: "with those in scripts"},
+		{key: "all", head: "all counted"},
 		{key: "idleSent", head: "commands/s while waiting"},
 		{key: "idleClient", head: "client CPU s/s while waiting"},
 		{key: "total", head: "commands in all"},
@@ -103,6 +104,19 @@ var tables = map[workload]table{
 		{key: "lost", head: "lost of 200", worst: most},
 		{key: "failures", head: "errors", worst: most},
 	}},
+}
+
+// head is the column's head for a store.
+func (s *store) head(c column) string {
+	if c.key == "all" {
+		return s.extra
+	}
+	return strings.ReplaceAll(c.head, "commands", s.unit)
+}
+
+// columns are those that are shown for a store.
+func (s *store) columns(w workload) []column {
+	return slices.DeleteFunc(slices.Clone(tables[w].columns), func(c column) bool { return s.head(c) == "" })
 }
 
 // find returns the column of a figure.
@@ -152,10 +166,10 @@ func (o outcomes) print(to io.Writer, s *store) {
 		t := tables[w]
 		heads := []string{"row", "rounds"}
 		if floor := s.floors[w]; floor != "" {
-			heads = append(heads, fmt.Sprintf("%s / %s", t.find(t.key).head, floor))
+			heads = append(heads, fmt.Sprintf("%s / %s", s.head(t.find(t.key)), floor))
 		}
-		for _, c := range t.columns {
-			if heads = append(heads, c.head); c.spread {
+		for _, c := range s.columns(w) {
+			if heads = append(heads, s.head(c)); c.spread {
 				heads = append(heads, "of rounds")
 			}
 		}
@@ -180,7 +194,7 @@ func (o outcomes) line(s *store, w workload, row string, rounds int) []string {
 	if floor := s.floors[w]; floor != "" {
 		cells = append(cells, show(per(o.value(w, row, t.key), o.value(w, floor, t.key))))
 	}
-	for _, c := range t.columns {
+	for _, c := range s.columns(w) {
 		if cells = append(cells, show(o.value(w, row, c.key))); c.spread {
 			cells = append(cells, showRange(o.of(w, row, c.key)))
 		}

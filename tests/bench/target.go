@@ -54,11 +54,11 @@ type verdict struct {
 	OK       string `json:"ok"` // yes, no, "not measured", or - if nothing was wanted
 }
 
-func (t target) check(o outcomes) verdict {
+func (t target) check(s *store, o outcomes) verdict {
 	column := tables[t.workload].find(t.figure)
 	x := o.value(t.workload, t.row, t.figure)
 	v := verdict{
-		Figure:   fmt.Sprintf("%v %s, %s", t.workload, column.head, t.row),
+		Figure:   fmt.Sprintf("%v %s, %s", t.workload, s.head(column), t.row),
 		Wanted:   t.want.String(),
 		Measured: show(x),
 	}

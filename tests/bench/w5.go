@@ -108,14 +108,24 @@ func (f *run) countLost(ctx context.Context, keys string, locks []held) (int, er
 		if locks[i] == nil {
 			continue
 		}
-		_, err := other.TryLock(ctx, 0, fmt.Sprint(keys, i), f.ttl)
-		switch {
-		case err == nil:
-			lost++
-		case !errors.Is(err, errConflict):
+		held, err := isHeld(ctx, other, fmt.Sprint(keys, i), f.ttl)
+		if err != nil {
 			f.failures.add("check", err)
+		} else if !held {
+			lost++
 		}
 	}
 	runtime.KeepAlive(locks)
 	return lost, nil
+}
+
+func isHeld(ctx context.Context, l locker, key string, ttl time.Duration) (bool, error) {
+	if l, ok := l.(looker); ok {
+		return l.Held(ctx, key)
+	}
+	_, err := l.TryLock(ctx, 0, key, ttl)
+	if errors.Is(err, errConflict) {
+		return true, nil
+	}
+	return false, err
 }

@@ -21,6 +21,9 @@ type ZooKeeperConfig struct {
 	// Settings are further lines of zoo.cfg, such as "maxSessionTimeout=2000".
 	// They win over those of the package.
 	Settings []string
+	// Sync has each change written to disk before it is answered, and gives the
+	// Java machine the memory and the compiler of a real server.
+	Sync bool
 }
 
 // ZooKeeper is one server: a process that may die and be started again, on ports
@@ -73,7 +76,7 @@ func StartZooKeeper(tb TB, cfg *ZooKeeperConfig) []*ZooKeeper {
 		}
 	})
 	for attempt := 1; ; attempt++ {
-		err := startEnsemble(list, cfg.Settings)
+		err := startEnsemble(list, cfg)
 		if err == nil {
 			return list
 		}
@@ -86,7 +89,7 @@ func StartZooKeeper(tb TB, cfg *ZooKeeperConfig) []*ZooKeeper {
 	}
 }
 
-func startEnsemble(list []*ZooKeeper, settings []string) error {
+func startEnsemble(list []*ZooKeeper, cfg *ZooKeeperConfig) error {
 	for _, z := range list {
 		for i := range z.ports {
 			givePort(z.ports[i])
@@ -98,7 +101,7 @@ func startEnsemble(list []*ZooKeeper, settings []string) error {
 		}
 	}
 	for i, z := range list {
-		if err := z.configure(i+1, list, settings); err != nil {
+		if err := z.configure(i+1, list, cfg); err != nil {
 			return err
 		}
 	}
@@ -112,7 +115,7 @@ func startEnsemble(list []*ZooKeeper, settings []string) error {
 }
 
 // configure writes what the server reads at its start.
-func (z *ZooKeeper) configure(id int, all []*ZooKeeper, settings []string) error {
+func (z *ZooKeeper) configure(id int, all []*ZooKeeper, cfg *ZooKeeperConfig) error {
 	data := filepath.Join(z.dir, "data")
 	if err := os.RemoveAll(z.dir); err != nil {
 		return err
@@ -138,7 +141,7 @@ func (z *ZooKeeper) configure(id int, all []*ZooKeeper, settings []string) error
 			lines = append(lines, fmt.Sprintf("server.%d=127.0.0.1:%d:%d", i+1, peer.ports[1], peer.ports[2]))
 		}
 	}
-	lines = append(lines, settings...) // a later line wins
+	lines = append(lines, cfg.Settings...) // a later line wins
 	file := filepath.Join(z.dir, "zoo.cfg")
 	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 		return err
@@ -146,19 +149,24 @@ func (z *ZooKeeper) configure(id int, all []*ZooKeeper, settings []string) error
 	if err := os.WriteFile(filepath.Join(data, "myid"), []byte(strconv.Itoa(id)), 0o600); err != nil {
 		return err
 	}
-	z.argv = []string{
-		"-Xms32m", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
-		"-Dzookeeper.admin.enableServer=false", "-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=1024",
-		// So that parents without children are not there for long.
-		"-Dznode.container.checkIntervalMs=1000",
-		"-Dorg.slf4j.simpleLogger.defaultLogLevel=info",
-		"-cp", z.path, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file,
+	z.argv = []string{"-XX:-UsePerfData", "-Dzookeeper.admin.enableServer=false", "-Dorg.slf4j.simpleLogger.defaultLogLevel=info"}
+	if cfg.Sync {
+		z.argv = append(z.argv, "-Xmx1g")
+	} else {
+		z.argv = append(z.argv, "-Xms32m", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+			"-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=1024",
+			// So that parents without children are not there for long.
+			"-Dznode.container.checkIntervalMs=1000")
 	}
+	z.argv = append(z.argv, "-cp", z.path, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file)
 	return nil
 }
 
 // Addr returns the server's address for clients, host and port.
 func (z *ZooKeeper) Addr() string { return address(z.ports[0]) }
+
+// Pid returns the number of the process; each start has another one.
+func (z *ZooKeeper) Pid() int { return z.current().pid() }
 
 // Alive says whether the process is there, paused or not.
 func (z *ZooKeeper) Alive() bool { return !z.current().exited() }
