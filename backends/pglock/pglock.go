@@ -22,6 +22,7 @@ type backend struct {
 	opts   Options
 	calls  *calls
 	setup  setup
+	turns  turns
 	st     statements
 	closed chan struct{}
 	ended  atomic.Bool
@@ -156,6 +157,10 @@ func (b *backend) Acquire(ctx context.Context, req driver.Request) (driver.Lease
 	if req.Enqueue {
 		life = b.opts.ticketLife()
 	}
+	if err := b.turns.enter(ctx, req.Key); err != nil {
+		return driver.Lease{}, err
+	}
+	defer b.turns.leave(req.Key)
 	rows, err := b.calls.do(ctx, req.Owner, b.st.acquire,
 		bytea(req.Key), bytea(req.Owner), micros(req.TTL), b.opts.channel(req.Manager),
 		int64(req.Mode), int64(req.Limit), micros(life), b.opts.kept())

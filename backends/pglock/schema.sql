@@ -249,6 +249,15 @@ BEGIN
 	END IF;
 END $$;
 
+-- Twice as often as needed for as many to go as come, if it is for every new key
+-- that the share is a tenth.
+CREATE OR REPLACE FUNCTION dlm.sweep_sometimes_v1(share float8) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	IF random() < share THEN
+		PERFORM dlm.sweep_v1(20);
+	END IF;
+END $$;
+
 CREATE OR REPLACE FUNCTION dlm.isolation_v1() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -405,10 +414,7 @@ BEGIN
 		END IF;
 	END IF;
 	PERFORM dlm.save_v1(before, k, t, p_kept);
-	-- More often than needed for as many to go as come.
-	IF random() < (CASE WHEN fresh THEN 0.25 ELSE 0.05 END) THEN
-		PERFORM dlm.sweep_v1(20);
-	END IF;
+	PERFORM dlm.sweep_sometimes_v1(CASE WHEN fresh THEN 0.1 ELSE 0.05 END);
 END $$;
 
 -- Grants the key, or refuses, and if p_life is not 0 gives or refreshes a ticket.
@@ -420,7 +426,8 @@ CREATE OR REPLACE FUNCTION dlm.acquire_v1(
 	OUT status int, OUT number bigint, OUT holder bytea, OUT remaining bigint, OUT place bigint, OUT ticket bigint
 ) LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-	t bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+	t     bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+	floor bigint;
 BEGIN
 	IF current_setting('transaction_isolation') <> 'read committed' THEN
 		PERFORM dlm.isolation_v1();
@@ -436,6 +443,23 @@ BEGIN
 		IF FOUND THEN
 			status := 1;
 			RETURN;
+		END IF;
+		IF NOT EXISTS (SELECT FROM dlm.keys x WHERE x.key = p_key) THEN
+			number := dlm.number_v1(0, t);
+			INSERT INTO dlm.keys VALUES (p_key, number, 0, dlm.stays_v1(0, t, p_ttl + p_kept), false, false, 0, 1,
+				p_owner, number, p_ttl, t, t + p_ttl, p_manager)
+			ON CONFLICT DO NOTHING;
+			IF FOUND THEN
+				status := 1;
+				-- A sweep that deleted the key has ended by now, and this sees what it noted.
+				SELECT m.floor INTO floor FROM dlm.meta m WHERE m.id = 1;
+				IF floor >= number THEN
+					number := dlm.number_v1(floor, t);
+					UPDATE dlm.keys x SET last = number, token = number WHERE x.key = p_key;
+				END IF;
+				PERFORM dlm.sweep_sometimes_v1(0.1);
+				RETURN;
+			END IF;
 		END IF;
 	END IF;
 	SELECT * INTO status, number, holder, remaining, place, ticket
