@@ -194,7 +194,7 @@ func (o *Options) advStatements() advStatements {
 		acquire: st("acquire", `SELECT a.status, a.number, encode(a.holder, 'hex'), a.place, a.ticket, a.swept
 			FROM FUNCTION($1::bigint, $2::bigint, $3::bytea, $4::bytea, $5::bigint::int, $6::bigint::int, $7::bigint, $8::bigint::int) a`),
 		release:  st("release", `SELECT FUNCTION($1::bigint, $2::bigint, $3::bigint, $4::bigint::int)`),
-		withdraw: st("withdraw", `SELECT FUNCTION($1::bigint, $2::bigint, $3::bigint)`),
+		withdraw: st("withdraw", `SELECT FUNCTION($1::bigint, $2::bigint, $3::bigint, $4::bytea, $5::bytea)`),
 		wake:     st("wake", `SELECT FUNCTION($1::bigint, $2::bigint)`),
 		undo:     st("undo", `SELECT FUNCTION($1::bigint, $2::bigint, $3::bigint::int)`),
 		held:     st("held", `SELECT array_to_string(FUNCTION($1::bigint, string_to_array($2::text, ',')), ',')`),
@@ -634,8 +634,8 @@ func (a *Advisory) release(ctx context.Context, k *advKey, lease driver.Lease) e
 			return err
 		}
 		return &driver.LostError{Key: lease.Key, Token: lease.Token, Reason: reasons[0]}
-	case lease.Token == 0 && t != nil:
-		if err := a.withdraw(s, k, t); err != nil {
+	case lease.Token == 0 && (t != nil || g == nil):
+		if err := a.withdraw(s, k, t, lease.Owner); err != nil {
 			return err
 		}
 	}
@@ -651,19 +651,26 @@ func (a *Advisory) release(ctx context.Context, k *advKey, lease driver.Lease) e
 	return nil
 }
 
-// withdraw gives up a ticket.
-func (a *Advisory) withdraw(s *advSession, k *advKey, t *advTicket) error {
+// withdraw gives up a ticket. A nil one may belong to another session of the same
+// owner.
+func (a *Advisory) withdraw(s *advSession, k *advKey, t *advTicket, owner string) error {
+	var ticket int64
+	if t != nil {
+		ticket = t.ticket
+	}
 	// The second call is another transaction, see adv_withdraw_v1.
-	first := s.w.start(a.st.withdraw.name, s.number, k.number, t.ticket)
+	first := s.w.start(a.st.withdraw.name, s.number, k.number, ticket, bytea(k.key), bytea(owner))
 	second := s.w.start(a.st.wake.name, s.number, k.number)
 	<-first.done
 	<-second.done
 	if _, err := s.check(first.rows, first.err); err != nil {
 		return err
 	}
-	a.mu.Lock()
-	a.forgetTicket(k, t)
-	a.mu.Unlock()
+	if t != nil {
+		a.mu.Lock()
+		a.forgetTicket(k, t)
+		a.mu.Unlock()
+	}
 	if _, err := s.check(second.rows, second.err); err != nil && state(err) == "" {
 		return err
 	}

@@ -670,15 +670,15 @@ END $$;
 -- queue, and if that wants to share, all up to the first that does not.
 CREATE OR REPLACE FUNCTION dlm.adv_wake_v1(p_session bigint, p_number bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-	x    dlm.adv_tickets;
-	some boolean := false;
+	x     dlm.adv_tickets;
+	woken boolean := false;
 BEGIN
 	FOR x IN SELECT * FROM dlm.adv_tickets s WHERE s.number = p_number ORDER BY s.ticket LOOP
 		CONTINUE WHEN dlm.adv_dead_v1(p_session, x.session);
-		EXIT WHEN x.mode = 0 AND some;
+		EXIT WHEN x.mode = 0 AND woken;
 		PERFORM pg_notify('dlm_s' || x.session, 'w ' || x.ticket);
 		EXIT WHEN x.mode = 0;
-		some := true;
+		woken := true;
 	END LOOP;
 END $$;
 
@@ -814,18 +814,23 @@ BEGIN
 	RETURN 1;
 END $$;
 
--- Gives up a ticket. Whoever comes next then is woken by adv_wake_v1, in another
--- transaction, for the reason given at adv_release_v1: the ticket must be seen to
--- be gone by those whom its look does not see.
-CREATE OR REPLACE FUNCTION dlm.adv_withdraw_v1(p_session bigint, p_number bigint, p_ticket bigint) RETURNS int
-LANGUAGE plpgsql AS $$
+-- Gives up a ticket of this session, or with 0 the owner's, whatever its session.
+-- Whoever comes next then is woken by adv_wake_v1, in another transaction, for the
+-- reason given at adv_release_v1: the ticket must be seen to be gone by those whom
+-- its look does not see.
+CREATE OR REPLACE FUNCTION dlm.adv_withdraw_v1(p_session bigint, p_number bigint, p_ticket bigint, p_key bytea, p_owner bytea)
+RETURNS int LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM dlm.adv_claim_v1(p_session);
-	DELETE FROM dlm.adv_tickets s WHERE s.number = p_number AND s.ticket = p_ticket;
-	RETURN 1;
+	IF p_ticket <> 0 THEN
+		DELETE FROM dlm.adv_tickets s WHERE s.number = p_number AND s.ticket = p_ticket;
+	ELSE
+		DELETE FROM dlm.adv_tickets s WHERE s.number = p_number AND s.owner = p_owner AND s.key = p_key;
+	END IF;
+	RETURN CASE WHEN FOUND THEN 1 ELSE 0 END;
 END $$;
 
--- Unlocks what a failed acquire_v1 may have locked.
+-- Unlocks what a failed adv_acquire_v1 may have locked.
 CREATE OR REPLACE FUNCTION dlm.adv_undo_v1(p_session bigint, p_number bigint, p_mode int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
 	had boolean;

@@ -110,7 +110,9 @@ func (w *wire) write() {
 		}
 		w.mu.Lock()
 		out := w.out
-		w.out = w.spare[:0]
+		if len(out) > 0 {
+			w.out, w.spare = w.spare[:0], nil
+		}
 		w.mu.Unlock()
 		if len(out) == 0 {
 			continue

@@ -1,0 +1,134 @@
+package pglock_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/go-dlm/dlm/backends/pglock"
+	"github.com/go-dlm/dlm/driver"
+	"github.com/go-dlm/dlm/driver/drivertest"
+	"github.com/go-dlm/dlm/tests/servers"
+)
+
+// process is the network of one client. When that has vanished, the server learns
+// of it later, as it would of a machine that has lost power.
+type process struct {
+	to   pgconnDial
+	mu   sync.Mutex
+	dead bool
+	all  []net.Conn
+}
+
+// vanishing is how long the server does not know.
+const vanishing = 3 * time.Second
+
+func (p *process) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := p.to(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dead {
+		conn.Close()
+		return nil, errors.New("the process is dead")
+	}
+	p.all = append(p.all, conn)
+	return &line{conn, p}, nil
+}
+
+func (p *process) gone() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dead
+}
+
+func (p *process) vanish(tb testing.TB) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dead = true
+	end := func() {
+		for _, conn := range p.all {
+			conn.Close()
+		}
+	}
+	timer := time.AfterFunc(vanishing, end)
+	tb.Cleanup(func() {
+		timer.Stop()
+		end()
+	})
+}
+
+// line is a connection of a process.
+type line struct {
+	net.Conn
+	p *process
+}
+
+func (l *line) Write(b []byte) (int, error) {
+	if l.p.gone() {
+		return len(b), nil
+	}
+	return l.Conn.Write(b)
+}
+
+func (l *line) Close() error {
+	if l.p.gone() {
+		return l.SetReadDeadline(time.Now())
+	}
+	return l.Conn.Close()
+}
+
+// overAdvisory opens backends with advisory locks, each of which is a process.
+func overAdvisory(tb testing.TB, url, schema string, dial pgconnDial, timeout time.Duration) (func(testing.TB) driver.Backend, func(testing.TB, driver.Backend)) {
+	var mu sync.Mutex
+	processes := make(map[driver.Backend]*process)
+	open := func(tb testing.TB) driver.Backend {
+		p := &process{to: dial}
+		a, err := pglock.NewAdvisory(lazyPool(tb, url, p.dial), &pglock.AdvisoryOptions{Schema: schema, SessionTimeout: timeout})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		processes[a] = p
+		return a
+	}
+	kill := func(tb testing.TB, b driver.Backend) {
+		mu.Lock()
+		p := processes[b]
+		mu.Unlock()
+		p.vanish(tb)
+		_ = b.Close()
+	}
+	return open, kill
+}
+
+// lazyPool returns a pool of which only the configuration is used.
+func lazyPool(tb testing.TB, url string, dial pgconnDial) *pgxpool.Pool {
+	return newPool(tb, url, dial)
+}
+
+func advisoryHarness(t *testing.T, s *servers.Postgres, addr, url string) *drivertest.Harness {
+	c := newCut(t, addr)
+	schema := newSchema()
+	plain := newPool(t, s.URL("postgres")+"&pool_max_conns=1", nil)
+	if err := pglock.CreateSchema(t.Context(), plain, &pglock.Options{Schema: schema}); err != nil {
+		t.Fatal(err)
+	}
+	open, kill := overAdvisory(t, url, schema, c.dial, 0)
+	return &drivertest.Harness{Unit: unit, Open: open, Kill: kill, Freeze: c.freeze}
+}
+
+func TestConformancePgAdvisory(t *testing.T) {
+	s := servers.StartPostgres(t, nil)
+	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
+		return advisoryHarness(t, s, s.Addr(), s.URL("postgres"))
+	})
+}
