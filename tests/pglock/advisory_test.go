@@ -2,6 +2,7 @@ package pglock_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"net"
 	"sync"
@@ -95,6 +96,7 @@ func overAdvisory(tb testing.TB, url, schema string, dial pgconnDial, timeout ti
 		if err != nil {
 			tb.Fatal(err)
 		}
+		warmUp(tb, a)
 		mu.Lock()
 		defer mu.Unlock()
 		processes[a] = p
@@ -108,6 +110,21 @@ func overAdvisory(tb testing.TB, url, schema string, dial pgconnDial, timeout ti
 		_ = b.Close()
 	}
 	return open, kill
+}
+
+// warmUp begins the session and has the server's functions compiled, which on a busy
+// machine takes a good part of a short TTL.
+func warmUp(tb testing.TB, a *pglock.Advisory) {
+	tb.Helper()
+	lease, err := a.Acquire(tb.Context(), driver.Request{Key: "warm " + rand.Text(), Owner: "a", TTL: time.Minute, Limit: 1})
+	if err == nil {
+		batch := []driver.Renewal{{Lease: lease}}
+		a.Extend(tb.Context(), batch)
+		err = errors.Join(batch[0].Err, a.Release(tb.Context(), lease), a.Release(tb.Context(), driver.Lease{Key: lease.Key, Owner: "b"}))
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
 }
 
 // lazyPool returns a pool of which only the configuration is used.
