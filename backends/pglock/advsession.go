@@ -230,6 +230,7 @@ func (a *Advisory) sessionSettings() string {
 		value any
 	}{
 		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_read_only", "off"},
 		{"statement_timeout", 0},
 		{"idle_in_transaction_session_timeout", 0},
 		{"idle_session_timeout", 0},

@@ -140,7 +140,7 @@ func advisoryHarness(t *testing.T, s *servers.Postgres, addr, url string) *drive
 		t.Fatal(err)
 	}
 	open, kill := overAdvisory(t, url, schema, c.dial, 0)
-	return &drivertest.Harness{Unit: unit, Open: open, Kill: kill, Freeze: c.freeze}
+	return &drivertest.Harness{Unit: 2 * unit, Open: open, Kill: kill, Freeze: c.freeze}
 }
 
 func TestConformancePgAdvisory(t *testing.T) {
