@@ -790,6 +790,7 @@ func (a *Advisory) extend(ctx context.Context, batch []driver.Renewal, start tim
 	for i := range batch {
 		l := &batch[i].Lease
 		if g := a.grants[l.Token]; g != nil && !s.over && g.owner == l.Owner && g.k.key == l.Key {
+			g.claim()
 			*l = s.lease(l.Key, l.Owner, g.mode, l.Token, l.TTL, start)
 			batch[i].Err = nil
 			continue

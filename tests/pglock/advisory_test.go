@@ -4,12 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/go-dlm/dlm/backends/pglock"
 	"github.com/go-dlm/dlm/driver"
@@ -92,7 +91,7 @@ func overAdvisory(tb testing.TB, url, schema string, dial pgconnDial, timeout ti
 	processes := make(map[driver.Backend]*process)
 	open := func(tb testing.TB) driver.Backend {
 		p := &process{to: dial}
-		a, err := pglock.NewAdvisory(lazyPool(tb, url, p.dial), &pglock.AdvisoryOptions{Schema: schema, SessionTimeout: timeout})
+		a, err := pglock.NewAdvisory(newPool(tb, url, p.dial), &pglock.AdvisoryOptions{Schema: schema, SessionTimeout: timeout})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -127,12 +126,7 @@ func warmUp(tb testing.TB, a *pglock.Advisory) {
 	}
 }
 
-// lazyPool returns a pool of which only the configuration is used.
-func lazyPool(tb testing.TB, url string, dial pgconnDial) *pgxpool.Pool {
-	return newPool(tb, url, dial)
-}
-
-func advisoryHarness(t *testing.T, s *servers.Postgres, addr, url string) *drivertest.Harness {
+func advisoryHarness(t testing.TB, s *servers.Postgres, addr, url string) *drivertest.Harness {
 	c := newCut(t, addr)
 	schema := newSchema()
 	plain := newPool(t, s.URL("postgres")+"&pool_max_conns=1", nil)
@@ -148,4 +142,17 @@ func TestConformancePgAdvisory(t *testing.T) {
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
 		return advisoryHarness(t, s, s.Addr(), s.URL("postgres"))
 	})
+}
+
+func TestOperationsPgAdvisory(t *testing.T) {
+	t.Parallel()
+	s := servers.StartPostgres(t, nil)
+	for seed := range uint64(10) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			drivertest.Operations(t, seed, func(t *testing.T) *drivertest.Harness {
+				return advisoryHarness(t, s, s.Addr(), s.URL("postgres"))
+			})
+		})
+	}
 }
