@@ -129,12 +129,16 @@ func (a *Advisory) begin(d *dialing) {
 
 // connect begins a session. Nothing is done for a call yet, so no failure is of
 // unknown outcome.
-func (a *Advisory) connect() (*advSession, error) {
+func (a *Advisory) connect() (s *advSession, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s, err = nil, fmt.Errorf("%w: pglock: making a connection panicked: %v", driver.ErrNotApplied, p)
+		}
+	}()
 	ctx, cancel := context.WithTimeout(a.ctx, connectPatience)
 	defer cancel()
 	conn, err := dialAs(ctx, a.pool)
 	if err == nil {
-		var s *advSession
 		if s, err = a.enlist(ctx, conn); err == nil {
 			return s, nil
 		}

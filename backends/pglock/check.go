@@ -29,6 +29,7 @@ const (
 	checkIsolation     = "isolation"
 	checkTimeouts      = "timeouts"
 	checkClock         = "clock"
+	checkCapacity      = "capacity"
 )
 
 const (
@@ -165,6 +166,7 @@ func (c *check) run(ctx context.Context) {
 		c.timeouts(statement, lock)
 	} else {
 		c.failover(replicas)
+		c.capacity(ctx)
 	}
 	c.clock(ctx)
 	if !c.schema(ctx) {
@@ -265,6 +267,18 @@ func (c *check) failover(replicas int64) {
 		fmt.Sprintf("%d replicas are connected, and know nothing of advisory locks: a failover forgets all of them, "+
 			"and grants them again before their holders have noticed, if they are cut off", replicas),
 		"use locks in tables if there are failovers, or let the resource check the token")
+}
+
+// capacity says how many locks there can be.
+func (c *check) capacity(ctx context.Context) {
+	rows, _, err := c.ask(ctx, `SELECT current_setting('max_locks_per_transaction')::bigint *
+		(current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)`)
+	if err != nil || len(rows) != 1 {
+		c.add(checkCapacity, driver.SeverityUnknown, "how many locks the server has room for could not be read", "")
+		return
+	}
+	c.ok(checkCapacity, "the server has room for about %d locks of all kinds and users at a time (max_locks_per_transaction times max_connections)",
+		(&scanner{row: rows[0]}).int())
 }
 
 func (c *check) timeouts(statement, lock int64) {

@@ -686,7 +686,6 @@ func TestAdvisoryOrphan(t *testing.T) {
 	r.unlocked(2)
 }
 
-
 // The tables of version 1 are brought up to date.
 func TestAdvisorySchemaUpgrade(t *testing.T) {
 	t.Parallel()
@@ -744,4 +743,68 @@ func TestAdvisoryWrongSetup(t *testing.T) {
 	}
 	expectFinding(t, findings(t, r.advisory(r.pool(""), nil)), "replicas", driver.SeverityWarning, "advisory")
 	expectFinding(t, findings(t, r.advisory(r.pool(""), nil)), "pooling", driver.SeverityOK, "own")
+}
+
+// A server that has no room for more locks says so, and keeps those that it has.
+func TestAdvisoryServerFull(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, &servers.PostgresConfig{Settings: []string{"max_locks_per_transaction=10", "max_connections=20"}})
+	a := r.advisory(r.pool("&pool_max_conns=1"), nil)
+	var held []driver.Lease
+	for {
+		lease, err := a.Acquire(t.Context(), driver.Request{Key: fmt.Sprint("k", len(held)), Owner: "a", TTL: time.Hour, Limit: 1})
+		if err != nil {
+			if !errors.Is(err, driver.ErrNotApplied) {
+				t.Error(err)
+			}
+			t.Logf("full with %d locks: %v", len(held), err)
+			break
+		}
+		if held = append(held, lease); len(held) == 50000 {
+			t.Skip("the server is never full")
+		}
+	}
+	for _, lease := range held {
+		if err := a.Release(t.Context(), lease); err != nil {
+			t.Fatal(err)
+		}
+	}
+	warmUp(t, a)
+	r.unlocked(1)
+}
+
+// The locks of a session that has been closed are free, and what waits goes on.
+func TestAdvisoryClose(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	a, b := r.advisory(r.pool(""), nil), r.advisory(r.pool(""), nil)
+	for i := range 10 {
+		if _, err := a.Acquire(t.Context(), driver.Request{Key: fmt.Sprint(i), Owner: "a", TTL: time.Hour, Limit: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lease, err := b.Acquire(t.Context(), request("b", driver.Shared))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for i := range 50 { // calls that meet the end
+		wg.Go(func() {
+			_, err := a.Acquire(t.Context(), request(fmt.Sprint("w", i), driver.Exclusive))
+			if err == nil || !errors.Is(err, driver.ErrHeld) && !errors.Is(err, driver.ErrClosed) {
+				t.Error(err)
+			}
+		})
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	if err := b.Release(t.Context(), lease); err != nil {
+		t.Error(err)
+	}
+	r.until("the session has ended", func() bool {
+		return r.s.MustDo("postgres", "select count(*) from pg_locks where locktype = 'advisory'")[0][0] == "1"
+	})
+	r.release(r.take(r.advise(r.pool(""), nil, nil), "k", time.Minute))
 }
