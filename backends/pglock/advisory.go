@@ -21,11 +21,11 @@ import (
 type AdvisoryOptions struct {
 	// Schema and Prefix are as in [Options].
 	Schema, Prefix string
-	// SessionTimeout is how long the server keeps the session of a client that has
-	// vanished without a word, as when its machine lost power, with all locks that
-	// belong to it; a process that dies is noticed at once. No lock has a deadline
-	// further away than that. A server that is silent for half of it counts as
-	// lost. It must be between 2s and 1h. Defaults to 30s.
+	// SessionTimeout is how long the server keeps at least, and up to twice as long,
+	// the session of a client that has vanished without a word, as when its machine
+	// lost power, with all locks that belong to it; a process that dies is noticed at
+	// once. No lock has a deadline further away than that. A server that is silent for
+	// half of it counts as lost. It must be between 2s and 1h. Defaults to 30s.
 	SessionTimeout time.Duration
 }
 

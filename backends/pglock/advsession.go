@@ -246,11 +246,12 @@ func (a *Advisory) sessionSettings() string {
 		{"enable_bitmapscan", "off"},
 		{"jit", "off"},
 		// How long the server keeps the session of a client that has vanished: never
-		// shorter than the backend counts on, see left.
+		// shorter than the backend counts on, see left. What it has sent may be under
+		// way for as long as the backend has patience.
 		{"tcp_keepalives_idle", seconds(a.timeout / 2)},
 		{"tcp_keepalives_interval", seconds(a.timeout / 8)},
 		{"tcp_keepalives_count", 4},
-		{"tcp_user_timeout", a.timeout.Milliseconds()},
+		{"tcp_user_timeout", (a.timeout + a.timeout/4*3).Milliseconds()},
 	} {
 		values = append(values, fmt.Sprintf("('%s', '%v')", v.name, v.value))
 	}
@@ -436,8 +437,10 @@ func (s *advSession) ours(list []row) error {
 //
 // The server keeps it for at least the time-out after it has last heard of us
 // (tcp_keepalives_idle and the like), which was not before the last call was sent
-// that it has answered; and what it has sent before that answer has arrived, as the
-// answer has.
+// that it has answered. It may also give us up since something that it has sent is
+// not acknowledged (tcp_user_timeout). What came with that answer or before it was
+// not sent more than three quarters of the time-out earlier than the call, as watch
+// does not wait for an answer so long.
 func (s *advSession) left(from time.Time) time.Duration {
 	return s.w.proven().Add(s.a.timeout).Sub(from)
 }
