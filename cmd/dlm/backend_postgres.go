@@ -34,7 +34,9 @@ func init() {
       frees at once when this process dies, and which a failover forgets; not
       through PgBouncer in transaction mode. Of the other parameters then
       session_timeout=30s takes the place of liveness_window, keep_tokens and
-      poll_interval. The two kinds of lock do not exclude each other.`, parse: parsePostgres}
+      poll_interval. The two kinds of lock do not exclude each other. If dlm run
+      is killed, or its connection breaks, the lock is free at once, a moment
+      before its command is stopped.`, parse: parsePostgres}
 	schemes["postgresql"] = scheme{parse: parsePostgres}
 }
 
