@@ -745,10 +745,13 @@ BEGIN
 		END IF;
 		-- What cannot be there beside us is left from sessions that have ended, or is
 		-- being deleted by a release, which is waited for: so there are never two.
-		DELETE FROM dlm.adv_holds x WHERE x.number = p_number AND (p_mode = 0 OR x.mode = 0);
+		IF EXISTS (SELECT FROM dlm.adv_holds x WHERE x.number = p_number) THEN
+			DELETE FROM dlm.adv_holds x WHERE x.number = p_number AND (p_mode = 0 OR x.mode = 0);
+		END IF;
 		status := 1;
-		number := nextval('dlm.adv_numbers');
-		INSERT INTO dlm.adv_holds VALUES (p_number, number, p_key, p_owner, p_mode, p_session, pg_backend_pid(), t);
+		INSERT INTO dlm.adv_holds AS x
+		VALUES (p_number, nextval('dlm.adv_numbers'), p_key, p_owner, p_mode, p_session, pg_backend_pid(), t)
+		RETURNING x.token INTO number;
 		RETURN;
 	END IF;
 
