@@ -308,9 +308,16 @@ func errShared(detail string) error {
 // why it is tried several times. What is not found out here, every call finds out
 // for itself (adv_claim_v1).
 func (a *Advisory) pinned(ctx context.Context, conn *pgx.Conn, pid int64) error {
-	ask := asks(conn)
-	number := func(ask asker, before string) (int64, error) {
-		cells, err := ask(ctx, before+"SELECT pg_backend_pid()")
+	// A pool in session mode may have no session left for him.
+	brief, cancel := context.WithTimeout(ctx, pinPatience)
+	defer cancel()
+	other, err := dialAs(brief, a.pool)
+	if err != nil {
+		return ctx.Err()
+	}
+	defer hangUp(other)
+	number := func(ctx context.Context, conn *pgx.Conn, text string) (int64, error) {
+		cells, err := asks(conn)(ctx, text)
 		if err != nil {
 			return 0, err
 		}
@@ -320,29 +327,20 @@ func (a *Advisory) pinned(ctx context.Context, conn *pgx.Conn, pid int64) error 
 		f := &scanner{row: cells[0]}
 		return f.int(), f.err
 	}
-	// A pool in session mode may have no session left for him.
-	brief, cancel := context.WithTimeout(ctx, pinPatience)
-	defer cancel()
-	other, err := dialAs(brief, a.pool)
-	if err != nil {
-		return ctx.Err()
-	}
-	defer hangUp(other)
 	for range pinRounds {
-		cells, err := asks(other)(brief, "BEGIN; SELECT pg_backend_pid()")
+		theirs, err := number(brief, other, "BEGIN; SELECT pg_backend_pid()")
 		if err != nil {
 			return ctx.Err()
 		}
-		f := &scanner{row: cells[0]}
-		if f.int() == pid {
+		if theirs == pid {
 			return errShared("somebody else was given the same session")
 		}
-		now, err := number(ask, "")
+		ours, err := number(ctx, conn, "SELECT pg_backend_pid()")
 		if err != nil {
 			return err
 		}
-		if now != pid {
-			return errShared(fmt.Sprintf("the session was %d and is %d", pid, now))
+		if ours != pid {
+			return errShared(fmt.Sprintf("the session was %d and is %d", pid, ours))
 		}
 		if _, err := asks(other)(brief, "COMMIT"); err != nil {
 			return ctx.Err()
@@ -484,7 +482,7 @@ func (s *advSession) watch() {
 			default:
 			}
 		}
-		oldest := s.w.oldest()
+		oldest := s.w.head()
 		switch {
 		case oldest == nil || oldest != waiting:
 			waiting, ticks = oldest, 0

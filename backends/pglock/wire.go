@@ -164,7 +164,7 @@ func (w *wire) read() {
 	}
 }
 
-// head is the call that is being answered, or nil.
+// head is the call that is being answered, or will be next, or nil.
 func (w *wire) head() *reply {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -259,9 +259,6 @@ func (w *wire) leave(err error) {
 	w.fail(err)
 	w.wg.Wait()
 }
-
-// oldest is the call that has waited longest for its answer, or nil.
-func (w *wire) oldest() *reply { return w.head() }
 
 // quietSince is when something was last sent.
 func (w *wire) quietSince() time.Time {

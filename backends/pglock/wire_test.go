@@ -98,7 +98,7 @@ func TestWireAnswers(t *testing.T) {
 	if names := p.takes(3); !slices.Equal(names, []string{"a", "b", "c"}) {
 		t.Errorf("sent %q", names)
 	}
-	if p.w.oldest() != a {
+	if p.w.head() != a {
 		t.Error("the first call is not the oldest")
 	}
 	p.says(&pgproto3.NotificationResponse{Payload: "early"})
@@ -120,7 +120,7 @@ func TestWireAnswers(t *testing.T) {
 	if c.err != nil || string(c.rows[0][0]) != "3" {
 		t.Errorf("%v, %v", c.rows, c.err)
 	}
-	if !p.w.proven().After(before) || p.w.proven() != c.sent || p.w.oldest() != nil {
+	if !p.w.proven().After(before) || p.w.proven() != c.sent || p.w.head() != nil {
 		t.Error("the last answer is no proof")
 	}
 }

@@ -436,7 +436,7 @@ func TestAdvisoryCrowd(t *testing.T) {
 	defer j.mu.Unlock()
 	for _, e := range j.events {
 		if e.Kind == dlm.EventStoreError && !errors.Is(e.Err, context.Canceled) {
-			t.Errorf("%s: %v", e.Op, e.Err)
+			t.Errorf("%s: %v after %v", e.Op, e.Err, e.Duration)
 		}
 	}
 }
@@ -769,7 +769,7 @@ func TestAdvisoryServerFull(t *testing.T) {
 			break
 		}
 		if held = append(held, lease); len(held) == 50000 {
-			t.Skip("the server is never full")
+			t.Fatal("the server is never full")
 		}
 	}
 	for _, lease := range held {

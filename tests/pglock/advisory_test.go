@@ -86,12 +86,12 @@ func (l *line) Close() error {
 }
 
 // overAdvisory opens backends with advisory locks, each of which is a process.
-func overAdvisory(tb testing.TB, url, schema string, dial pgconnDial, timeout time.Duration) (func(testing.TB) driver.Backend, func(testing.TB, driver.Backend)) {
+func overAdvisory(url, schema string, dial pgconnDial) (open func(testing.TB) driver.Backend, kill func(testing.TB, driver.Backend)) {
 	var mu sync.Mutex
 	processes := make(map[driver.Backend]*process)
-	open := func(tb testing.TB) driver.Backend {
+	open = func(tb testing.TB) driver.Backend {
 		p := &process{to: dial}
-		a, err := pglock.NewAdvisory(newPool(tb, url, p.dial), &pglock.AdvisoryOptions{Schema: schema, SessionTimeout: timeout})
+		a, err := pglock.NewAdvisory(newPool(tb, url, p.dial), &pglock.AdvisoryOptions{Schema: schema})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -101,7 +101,7 @@ func overAdvisory(tb testing.TB, url, schema string, dial pgconnDial, timeout ti
 		processes[a] = p
 		return a
 	}
-	kill := func(tb testing.TB, b driver.Backend) {
+	kill = func(tb testing.TB, b driver.Backend) {
 		a, _ := driver.As[*pglock.Advisory](b)
 		mu.Lock()
 		p := processes[a]
@@ -134,7 +134,7 @@ func advisoryHarness(t testing.TB, s *servers.Postgres, addr, url string) *drive
 	if err := pglock.CreateSchema(t.Context(), plain, &pglock.Options{Schema: schema}); err != nil {
 		t.Fatal(err)
 	}
-	open, kill := overAdvisory(t, url, schema, c.dial, 0)
+	open, kill := overAdvisory(url, schema, c.dial)
 	return &drivertest.Harness{Unit: 2 * unit, Open: open, Kill: kill, Freeze: c.freeze}
 }
 
