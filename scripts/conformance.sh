@@ -18,6 +18,7 @@ etcd-three) dir=tests/etcdlock test=TestConformanceThree ;;
 pg) dir=tests/pglock test=TestConformancePg ;;
 pg-bouncer) dir=tests/pglock test=TestConformancePgBouncer ;;
 pg-sql) dir=tests/pglock test=TestConformancePgSQL ;;
+pg-advisory) dir=tests/pglock test=TestConformancePgAdvisory ;;
 zk) dir=tests/zklock test='TestConformance(Single|Three)' ;;
 *) dir=backends/${backend}lock ;;
 esac

@@ -79,6 +79,11 @@ func (c *calls) on(ctx context.Context, s session, owner string, st *statement, 
 	return nil, fmt.Errorf("pglock: %w: %w", errNoReply, ctx.Err())
 }
 
+// ask makes a statement without parameters.
+func (c *calls) ask(ctx context.Context, text string) ([]row, error) {
+	return c.do(ctx, "", &statement{"", text})
+}
+
 // connect takes a connection out of the pool.
 func (c *calls) connect(ctx context.Context) (session, error) {
 	s, err := c.db.connect(ctx)

@@ -29,6 +29,7 @@ const (
 	checkIsolation     = "isolation"
 	checkTimeouts      = "timeouts"
 	checkClock         = "clock"
+	checkCapacity      = "capacity"
 )
 
 const (
@@ -44,7 +45,11 @@ const (
 
 // check is the check of one server.
 type check struct {
-	b        *backend
+	opts *Options
+	// query makes a statement, and says how the session is called by the other side.
+	query func(ctx context.Context, text string) (rows []row, pid uint32, err error)
+	// advisory is the backend that is asked, if it is one of this kind.
+	advisory *Advisory
 	server   string
 	findings []driver.Finding
 }
@@ -69,7 +74,20 @@ func (b *backend) Check(ctx context.Context) ([]driver.Finding, error) {
 	if b.ended.Load() {
 		return nil, driver.ErrClosed
 	}
-	c := &check{b: b}
+	c := &check{opts: &b.opts, query: func(ctx context.Context, text string) ([]row, uint32, error) {
+		s, err := b.calls.connect(ctx)
+		if err != nil {
+			return nil, 0, err
+		}
+		pid := s.pid()
+		rows, err := b.calls.on(ctx, s, "", &statement{"", text})
+		return rows, pid, err
+	}}
+	return c.findAll(ctx)
+}
+
+// findAll looks at everything.
+func (c *check) findAll(ctx context.Context) ([]driver.Finding, error) {
 	c.run(ctx)
 	// A deadline that has passed is a server that was too slow.
 	if err := ctx.Err(); errors.Is(err, context.Canceled) {
@@ -86,17 +104,11 @@ func (c *check) ok(name, format string, args ...any) {
 	c.add(name, driver.SeverityOK, fmt.Sprintf(format, args...), "")
 }
 
-// ask makes a statement, and says how the session is called by the other side.
-func (c *check) ask(ctx context.Context, text string, args ...any) (rows []row, pid uint32, err error) {
+// ask makes a statement, for which it does not wait for ever.
+func (c *check) ask(ctx context.Context, text string) (rows []row, pid uint32, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
-	s, err := c.b.calls.connect(ctx)
-	if err != nil {
-		return nil, 0, err
-	}
-	pid = s.pid()
-	rows, err = c.b.calls.on(ctx, s, "", &statement{"", text}, args...)
-	return rows, pid, err
+	return c.query(ctx, text)
 }
 
 // run looks at one thing after the other, as far as it is of use.
@@ -142,17 +154,27 @@ func (c *check) run(ctx context.Context) {
 		return
 	}
 	c.ok(checkRole, "a primary")
-	c.durability(fsync, pages, commit)
-	c.replicas(commit, names, replicas)
-	if isolation == "read committed" {
-		c.ok(checkIsolation, "default_transaction_isolation is read committed")
+	if c.advisory == nil {
+		c.durability(fsync, pages, commit)
+		c.replicas(commit, names, replicas)
+		if isolation == "read committed" {
+			c.ok(checkIsolation, "default_transaction_isolation is read committed")
+		} else {
+			c.ok(checkIsolation, "default_transaction_isolation is %s: each call is a transaction that sets read committed, "+
+				"which costs the server a little more", isolation)
+		}
+		c.timeouts(statement, lock)
 	} else {
-		c.ok(checkIsolation, "default_transaction_isolation is %s: each call is a transaction that sets read committed, "+
-			"which costs the server a little more", isolation)
+		c.failover(replicas)
+		c.capacity(ctx)
 	}
-	c.timeouts(statement, lock)
 	c.clock(ctx)
 	if !c.schema(ctx) {
+		return
+	}
+	if c.advisory != nil {
+		c.session(ctx)
+		c.notifications(ctx)
 		return
 	}
 	pooled := pid != 0 && int64(pid) != serverPid
@@ -235,6 +257,30 @@ func (c *check) replicas(commit, names string, count int64) {
 	}
 }
 
+// failover says what becomes of advisory locks, which no replica knows.
+func (c *check) failover(replicas int64) {
+	if replicas == 0 {
+		c.ok(checkReplicas, "none are seen")
+		return
+	}
+	c.add(checkReplicas, driver.SeverityWarning,
+		fmt.Sprintf("%d replicas are connected, and know nothing of advisory locks: a failover forgets all of them, "+
+			"and grants them again before their holders have noticed, if they are cut off", replicas),
+		"use locks in tables if there are failovers, or let the resource check the token")
+}
+
+// capacity says how many locks there can be.
+func (c *check) capacity(ctx context.Context) {
+	rows, _, err := c.ask(ctx, `SELECT current_setting('max_locks_per_transaction')::bigint *
+		(current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)`)
+	if err != nil || len(rows) != 1 {
+		c.add(checkCapacity, driver.SeverityUnknown, "how many locks the server has room for could not be read", "")
+		return
+	}
+	c.ok(checkCapacity, "the server has room for about %d locks of all kinds and users at a time (max_locks_per_transaction times max_connections)",
+		(&scanner{row: rows[0]}).int())
+}
+
 func (c *check) timeouts(statement, lock int64) {
 	for _, t := range []struct {
 		name  string
@@ -268,10 +314,18 @@ func (c *check) clock(ctx context.Context) {
 
 // schema returns false if there are no tables that can be used.
 func (c *check) schema(ctx context.Context) bool {
-	err := c.b.opts.version(ctx, c.b.calls)
+	ask := func(ctx context.Context, text string) ([]row, error) {
+		rows, _, err := c.ask(ctx, text)
+		return rows, err
+	}
+	rights := needed
+	if c.advisory != nil {
+		rights = neededForAdvisory
+	}
+	err := c.opts.version(ctx, ask)
 	if err == nil {
-		c.ok(checkSchema, "the tables in %s have version %d", quote(c.b.opts.Schema), SchemaVersion)
-		if err = c.b.opts.rights(ctx, c.b.calls); err == nil {
+		c.ok(checkSchema, "the tables in %s have version %d", quote(c.opts.Schema), SchemaVersion)
+		if err = c.opts.rights(ctx, ask, rights); err == nil {
 			c.ok(checkRights, "the user has all rights that locks need")
 			return true
 		}
@@ -286,8 +340,9 @@ func (c *check) schema(ctx context.Context) bool {
 			"call pglock.CreateSchema, or carry out the text of pglock.SchemaSQL; with the command, add create_schema=true to the URL once")
 	case is(err, ProblemPermission):
 		c.add(checkRights, driver.SeverityCritical, detail, fmt.Sprintf(
-			"GRANT USAGE ON SCHEMA %s TO the user, and GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA %[1]s",
-			quote(c.b.opts.Schema)))
+			"GRANT USAGE ON SCHEMA %s TO the user, GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA %[1]s, "+
+				"and for advisory mode GRANT USAGE ON ALL SEQUENCES IN SCHEMA %[1]s",
+			quote(c.opts.Schema)))
 	default:
 		c.failed(err)
 	}

@@ -1,6 +1,7 @@
 // Package pglock keeps locks in the tables of a PostgreSQL database, 12 or later,
 // over a pool of pgx ([New]) or any driver for database/sql ([NewDB]), also through
-// a pooler such as PgBouncer in transaction mode.
+// a pooler such as PgBouncer in transaction mode. [NewAdvisory] keeps them as
+// advisory locks instead, see below.
 //
 // What it does not do:
 //
@@ -27,7 +28,7 @@
 //
 //	postgres://user:password@host:5432/database?schema=dlm
 //
-// with the parameters of pgx, see dlm --help.
+// or, for advisory locks, with mode=advisory, and with the parameters of pgx, see dlm --help.
 //
 // # Guarantees
 //
@@ -72,12 +73,47 @@
 //
 //	GRANT USAGE ON SCHEMA dlm TO user;
 //	GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA dlm TO user;
+//	GRANT USAGE ON ALL SEQUENCES IN SCHEMA dlm TO user; -- for advisory locks
 //	GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA dlm TO user;
 //
 // of which the last one is the default. Better leave fsync, full_page_writes and
 // synchronous_commit on, and autovacuum too, as the rows are written all the time.
 // Long transactions elsewhere in the cluster keep old versions of the rows alive and
 // make locks slower. statement_timeout and lock_timeout should be a second or more.
+//
+// # Advisory locks
+//
+// The locks of an [Advisory] belong to one session at the server, on a connection
+// of its own, and are free at once when the process dies. They exclude those of
+// other such backends with the same schema and prefix; they do not exclude locks
+// in tables, nor those of [LockTx].
+//
+// What they do not do, beyond what was said above:
+//
+//   - They do not outlast the connection. If that breaks, or the server restarts,
+//     all are lost, which is told at once.
+//   - They do not survive a failover: replicas know nothing of them. A holder that is
+//     cut off learns of it when it has had no answer for half of
+//     [AdvisoryOptions].SessionTimeout, or when its TTL is over; until then the new
+//     primary may have granted its keys. Tokens can repeat if the replica lagged
+//     behind.
+//   - They do not end while their process is stopped (SIGSTOP, a debugger), since the
+//     operating system answers for it; nor do its places in queues. That process has
+//     lost its locks for itself when it goes on after their deadlines.
+//   - They have no permits, and a pooler in transaction mode is refused. In session
+//     mode it must reset sessions between clients, as PgBouncer does by default.
+//   - A grant can be given up only by the backend that has it, also by force, which
+//     asks that backend.
+//   - Numbers of 64 bits stand for keys. If two keys in use have the same, the second
+//     request gets a [*CollisionError].
+//
+// An acquire and a release are one round trip each; who has to wait needs a second
+// one. Calls of all goroutines share the connection without waiting for each
+// other's answers. Those on one key take turns.
+//
+// All locks of all users of a server share a table of bounded size, about
+// max_locks_per_transaction times max_connections, 6,400 by default: raise it for
+// many locks, since others get errors too when it is full.
 //
 // # Errors
 //

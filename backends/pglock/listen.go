@@ -145,7 +145,7 @@ func hangUp(conn *pgx.Conn) {
 func (b *Backend) subscribe(ctx context.Context, channel string, handle func(driver.Event)) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, subscribePatience)
 	defer cancel()
-	conn, err := b.dial(ctx)
+	conn, err := dialAs(ctx, b.pool)
 	if err != nil {
 		return nil, err
 	}
@@ -173,28 +173,6 @@ func (b *Backend) subscribe(ctx context.Context, channel string, handle func(dri
 	}
 	up = true
 	handle(driver.Event{Kind: driver.EventUp})
-	return conn, nil
-}
-
-// dial makes a connection as the pool does.
-func (b *Backend) dial(ctx context.Context) (*pgx.Conn, error) {
-	config := b.pool.Config()
-	config.ConnConfig.OnNotification = nil
-	if config.BeforeConnect != nil {
-		if err := config.BeforeConnect(ctx, config.ConnConfig); err != nil {
-			return nil, err
-		}
-	}
-	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
-	if err != nil {
-		return nil, err
-	}
-	if config.AfterConnect != nil {
-		if err := config.AfterConnect(ctx, conn); err != nil {
-			hangUp(conn)
-			return nil, err
-		}
-	}
 	return conn, nil
 }
 

@@ -18,7 +18,7 @@ import (
 
 // SchemaVersion is the version of tables and functions that this version of the
 // package works with.
-const SchemaVersion = 1
+const SchemaVersion = 2
 
 // oldest is the oldest version of PostgreSQL that the functions are made for, as
 // server_version_num.
@@ -30,7 +30,7 @@ const oldest = 120000
 var schemaText string
 
 // schemaNames finds in it what depends on the options.
-var schemaNames = regexp.MustCompile(`\bdlm\.([a-z_0-9]+)|'dlm'|SCHEMA dlm\b|INDEX IF NOT EXISTS ([a-z_]+)`)
+var schemaNames = regexp.MustCompile(`'dlm\.[a-z_0-9]+'|\bdlm\.([a-z_0-9]+)|'dlm'|SCHEMA dlm\b|INDEX IF NOT EXISTS ([a-z_]+)`)
 
 // SchemaSQL returns the statements that make the tables and functions, for tools
 // that carry out migrations. They are several statements, may be carried out
@@ -48,7 +48,9 @@ func (o *Options) schema() string {
 	return schemaNames.ReplaceAllStringFunc(schemaText, func(s string) string {
 		switch {
 		case s == "'dlm'":
-			return "'" + strings.ReplaceAll(quote(o.Schema), "'", "''") + "'"
+			return literal(quote(o.Schema))
+		case strings.HasPrefix(s, "'"):
+			return literal(o.name(strings.Trim(strings.TrimPrefix(s, "'dlm."), "'")))
 		case strings.HasPrefix(s, "SCHEMA"):
 			return "SCHEMA " + quote(o.Schema)
 		case strings.HasPrefix(s, "INDEX"):
@@ -58,9 +60,13 @@ func (o *Options) schema() string {
 	})
 }
 
+// literal makes a text one of SQL.
+func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
+
 // CreateSchema makes the tables and functions in a database, unless they are
-// there. The user needs the right to create the schema, or to create in it if it
-// is there. Tables of another version are an error that matches
+// there, and brings those of version 1 up to date; clients that know version 1
+// only then refuse to work. The user needs the right to create the schema, or to
+// create in it if it is there. Tables of a newer version are an error that matches
 // [driver.ErrInvalid]: a [*ServerError] with [ProblemSchemaVersion].
 func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	if pool == nil {
@@ -83,9 +89,13 @@ func createSchema(ctx context.Context, db database, opts *Options) error {
 		return err
 	}
 	c := newCalls(db, &o)
-	err = o.version(ctx, c)
-	if !is(err, ProblemNoSchema) {
+	version, err := o.found(ctx, c.ask)
+	switch {
+	case is(err, ProblemNoSchema):
+	case err != nil:
 		return err
+	case version < 1 || version >= SchemaVersion:
+		return o.fits(version)
 	}
 	s, err := c.connect(ctx)
 	if err != nil {
@@ -101,27 +111,42 @@ func createSchema(ctx context.Context, db database, opts *Options) error {
 	return nil
 }
 
+// asker makes one statement without parameters.
+type asker func(ctx context.Context, text string) ([]row, error)
+
 // version checks the version of the tables.
-func (o *Options) version(ctx context.Context, c *calls) error {
-	rows, err := c.do(ctx, "", &statement{"", "SELECT version FROM " + o.name("meta") + " WHERE id = 1"})
-	if is(err, ProblemPermission) {
-		// A schema that is not there and one that may not be looked into are two
-		// things.
-		return err
-	}
+func (o *Options) version(ctx context.Context, ask asker) error {
+	version, err := o.found(ctx, ask)
 	if err != nil {
 		return err
 	}
-	if len(rows) != 1 {
-		return problem(ProblemSchemaVersion, nil, "the table %s has no row, and so no version", o.name("meta"))
+	return o.fits(version)
+}
+
+// found reads the version of the tables.
+func (o *Options) found(ctx context.Context, ask asker) (int64, error) {
+	// That the user may not look into a schema is not the same as that there is
+	// none, see classify.
+	rows, err := ask(ctx, "SELECT version FROM "+o.name("meta")+" WHERE id = 1")
+	if err != nil {
+		return 0, err
 	}
-	switch v := (&scanner{row: rows[0]}).int(); {
-	case v < SchemaVersion:
-		return problem(ProblemSchemaVersion, nil, "the tables in %s have version %d, must have %d; carry out the text of pglock.SchemaSQL "+
-			"of this version of the package", quote(o.Schema), v, SchemaVersion)
-	case v > SchemaVersion:
+	if len(rows) != 1 {
+		return 0, problem(ProblemSchemaVersion, nil, "the table %s has no row, and so no version", o.name("meta"))
+	}
+	f := &scanner{row: rows[0]}
+	return f.int(), f.err
+}
+
+// fits says whether this package works with a version of the tables.
+func (o *Options) fits(version int64) error {
+	switch {
+	case version < SchemaVersion:
+		return problem(ProblemSchemaVersion, nil, "the tables in %s have version %d, must have %d; call pglock.CreateSchema, or carry out "+
+			"the text of pglock.SchemaSQL of this version of the package", quote(o.Schema), version, SchemaVersion)
+	case version > SchemaVersion:
 		return problem(ProblemSchemaVersion, nil, "the tables in %s have version %d, this version of the package knows %d; "+
-			"use a newer one", quote(o.Schema), v, SchemaVersion)
+			"use a newer one", quote(o.Schema), version, SchemaVersion)
 	}
 	return nil
 }
@@ -190,14 +215,17 @@ func (b *backend) look(ctx context.Context) error {
 	if f.int() == int64(pid) {
 		b.calls.db.direct()
 	}
-	if err := b.opts.version(ctx, b.calls); err != nil {
+	if err := b.opts.version(ctx, b.calls.ask); err != nil {
 		return err
 	}
-	return b.opts.rights(ctx, b.calls)
+	return b.opts.rights(ctx, b.calls.ask, needed)
 }
 
-// needed are the rights that locks need.
-var needed = []struct{ table, rights string }{
+// need is a right that locks need.
+type need struct{ table, rights string }
+
+// needed are those that locks in tables need.
+var needed = []need{
 	{"meta", "SELECT UPDATE"},
 	{"keys", "SELECT INSERT UPDATE DELETE"},
 	{"holds", "SELECT INSERT UPDATE DELETE"},
@@ -205,15 +233,15 @@ var needed = []struct{ table, rights string }{
 }
 
 // rights checks that the user has the rights that he needs.
-func (o *Options) rights(ctx context.Context, c *calls) error {
+func (o *Options) rights(ctx context.Context, ask asker, needed []need) error {
 	var values []string
 	for _, n := range needed {
 		for right := range strings.FieldsSeq(n.rights) {
-			values = append(values, fmt.Sprintf("('%s', '%s')", strings.ReplaceAll(o.name(n.table), "'", "''"), right))
+			values = append(values, fmt.Sprintf("(%s, '%s')", literal(o.name(n.table)), right))
 		}
 	}
-	rows, err := c.do(ctx, "", &statement{"", `SELECT r.what || ' on ' || r.name FROM (VALUES ` +
-		strings.Join(values, ", ") + `) AS r(name, what) WHERE NOT has_table_privilege(r.name, r.what)`})
+	rows, err := ask(ctx, `SELECT r.what || ' on ' || r.name FROM (VALUES `+strings.Join(values, ", ")+`) AS r(name, what)
+		WHERE NOT CASE r.what WHEN 'USAGE' THEN has_sequence_privilege(r.name, r.what) ELSE has_table_privilege(r.name, r.what) END`)
 	if err != nil {
 		return err
 	}

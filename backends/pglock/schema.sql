@@ -1,4 +1,4 @@
--- Schema of package pglock, version 1. It may be run again.
+-- Schema of package pglock, version 2. It may be run again, and over version 1.
 --
 -- What the tables mean:
 --
@@ -636,4 +636,338 @@ BEGIN
 	ORDER BY 1, 2, 3;
 END $$;
 
-INSERT INTO dlm.meta VALUES (1, 1, 0) ON CONFLICT DO NOTHING;
+-- Advisory mode. A key's lock is the advisory lock of its number, a hash of the
+-- key, and belongs to the session of a backend. The tables say who has it and who
+-- waits; nothing rests on them but the order of the queue.
+--
+--   adv_holds    who holds a key. A row without its lock is of no account, and is
+--                deleted by the next holder.
+--   adv_tickets  who waits, in the order of the ticket numbers
+--   adv_numbers  tokens and ticket numbers
+--
+-- A session has a number of its own, and the advisory lock of that number for as
+-- long as it lives. What belongs to a session whose number can be locked is dead.
+-- A crash of the server empties both tables, as it ends all sessions.
+
+CREATE SEQUENCE IF NOT EXISTS dlm.adv_numbers MAXVALUE 9007199254740991;
+
+CREATE UNLOGGED TABLE IF NOT EXISTS dlm.adv_holds (
+	number  bigint   NOT NULL,
+	token   bigint   NOT NULL,
+	key     bytea    NOT NULL,
+	owner   bytea    NOT NULL,
+	mode    smallint NOT NULL,
+	session bigint   NOT NULL,
+	pid     int      NOT NULL,
+	since   bigint   NOT NULL,
+	PRIMARY KEY (number, token)
+);
+
+CREATE UNLOGGED TABLE IF NOT EXISTS dlm.adv_tickets (
+	number  bigint   NOT NULL,
+	ticket  bigint   NOT NULL,
+	key     bytea    NOT NULL,
+	owner   bytea    NOT NULL,
+	mode    smallint NOT NULL,
+	session bigint   NOT NULL,
+	since   bigint   NOT NULL,
+	PRIMARY KEY (number, ticket)
+);
+
+-- Refuses to work in a session that is not the backend's, as it comes to pass
+-- behind a pooler.
+CREATE OR REPLACE FUNCTION dlm.adv_claim_v1(p_session bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	IF current_setting('dlm_adv.session', true) IS DISTINCT FROM p_session::text THEN
+		RAISE EXCEPTION 'dlm: the session is not the one that the backend has begun' USING ERRCODE = 'DL002';
+	END IF;
+END $$;
+
+-- Says whether another session has ended. Whoever asks shares the lock, so that
+-- two who ask do not take each other for the session.
+CREATE OR REPLACE FUNCTION dlm.adv_dead_v1(p_session bigint, p_other bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+	RETURN p_other <> p_session AND pg_try_advisory_xact_lock_shared(p_other);
+END $$;
+
+-- Tells those who may take the key next that they should ask: the head of the
+-- queue, and if that wants to share, all up to the first that does not.
+CREATE OR REPLACE FUNCTION dlm.adv_wake_v1(p_session bigint, p_number bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	x     dlm.adv_tickets;
+	woken boolean := false;
+BEGIN
+	FOR x IN SELECT * FROM dlm.adv_tickets s WHERE s.number = p_number ORDER BY s.ticket LOOP
+		CONTINUE WHEN dlm.adv_dead_v1(p_session, x.session);
+		EXIT WHEN x.mode = 0 AND woken;
+		PERFORM pg_notify('dlm_s' || x.session, 'w ' || x.ticket);
+		EXIT WHEN x.mode = 0;
+		woken := true;
+	END LOOP;
+END $$;
+
+-- Says whether somebody is ahead of a ticket, or for ticket 0 in the queue at
+-- all. Dead tickets that it comes across are deleted.
+CREATE OR REPLACE FUNCTION dlm.adv_blocked_v1(
+	p_session bigint, p_number bigint, p_ticket bigint, p_mode int, OUT blocked boolean, OUT swept boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+	x dlm.adv_tickets;
+BEGIN
+	blocked := false;
+	swept := false;
+	FOR x IN
+		SELECT * FROM dlm.adv_tickets s WHERE s.number = p_number AND (p_ticket = 0 OR s.ticket < p_ticket) ORDER BY s.ticket
+	LOOP
+		IF dlm.adv_dead_v1(p_session, x.session) THEN
+			DELETE FROM dlm.adv_tickets s WHERE s.number = p_number AND s.ticket = x.ticket;
+			swept := true;
+		ELSIF p_ticket = 0 OR p_mode = 0 OR x.mode = 0 THEN
+			blocked := true;
+			RETURN;
+		END IF;
+	END LOOP;
+END $$;
+
+-- Grants the key, or refuses. With p_want 1 it tries the lock; with 2 the session
+-- shares it already; with 0 another owner of the session is in the way. p_ticket is
+-- the owner's ticket or 0. The status is 1 if granted, with the token in number; 2
+-- if refused, with the token of a holder, if any; 5 if the key in holder has the
+-- same number. swept says that others may have come nearer to the head.
+--
+-- A ticket that was made is no reason to go to sleep: only who asks again after it
+-- was committed can rely on being woken, see adv_release_v1.
+CREATE OR REPLACE FUNCTION dlm.adv_acquire_v1(
+	p_session bigint, p_number bigint, p_key bytea, p_owner bytea, p_mode int, p_want int, p_ticket bigint, p_enqueue int,
+	OUT status int, OUT number bigint, OUT holder bytea, OUT place bigint, OUT ticket bigint, OUT swept boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+	h       dlm.adv_holds;
+	blocked boolean := false;
+	got     boolean := false;
+	t       bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+BEGIN
+	IF current_setting('dlm_adv.session', true) IS DISTINCT FROM p_session::text THEN
+		PERFORM dlm.adv_claim_v1(p_session);
+	END IF;
+	swept := false;
+	IF EXISTS (SELECT FROM dlm.adv_tickets s WHERE s.number = p_number) THEN
+		SELECT b.blocked, b.swept INTO blocked, swept FROM dlm.adv_blocked_v1(p_session, p_number, p_ticket, p_mode) b;
+	END IF;
+	IF NOT blocked THEN
+		IF p_want = 2 THEN
+			got := true;
+		ELSIF p_want = 1 AND p_mode = 1 THEN
+			got := pg_try_advisory_lock_shared(p_number);
+		ELSIF p_want = 1 THEN
+			got := pg_try_advisory_lock(p_number);
+		END IF;
+	END IF;
+	IF got THEN
+		IF p_ticket <> 0 THEN
+			DELETE FROM dlm.adv_tickets s WHERE s.number = p_number AND s.ticket = p_ticket;
+		END IF;
+		-- What cannot be there beside us is left from sessions that have ended, or is
+		-- being deleted by a release, which is waited for: so there are never two.
+		IF EXISTS (SELECT FROM dlm.adv_holds x WHERE x.number = p_number) THEN
+			DELETE FROM dlm.adv_holds x WHERE x.number = p_number AND (p_mode = 0 OR x.mode = 0);
+		END IF;
+		status := 1;
+		INSERT INTO dlm.adv_holds AS x
+		VALUES (p_number, nextval('dlm.adv_numbers'), p_key, p_owner, p_mode, p_session, pg_backend_pid(), t)
+		RETURNING x.token INTO number;
+		RETURN;
+	END IF;
+
+	status := 2;
+	number := 0;
+	place := 0;
+	FOR h IN SELECT * FROM dlm.adv_holds x WHERE x.number = p_number ORDER BY x.token LOOP
+		IF NOT dlm.adv_dead_v1(p_session, h.session) THEN
+			number := h.token;
+			holder := h.owner;
+			EXIT;
+		END IF;
+	END LOOP;
+	IF number <> 0 AND h.key <> p_key THEN
+		status := 5;
+		holder := h.key;
+		RETURN;
+	ELSIF blocked THEN
+		SELECT s.key INTO holder FROM dlm.adv_tickets s WHERE s.number = p_number AND s.key <> p_key LIMIT 1;
+		IF FOUND THEN
+			status := 5;
+			RETURN;
+		END IF;
+		IF number <> 0 THEN
+			holder := h.owner;
+		ELSE
+			-- Perhaps the holder has died, and nobody has told the head.
+			PERFORM dlm.adv_wake_v1(p_session, p_number);
+		END IF;
+	END IF;
+	ticket := p_ticket;
+	IF p_enqueue = 1 AND NOT EXISTS (SELECT FROM dlm.adv_tickets s WHERE s.number = p_number AND s.ticket = p_ticket) THEN
+		ticket := nextval('dlm.adv_numbers');
+		INSERT INTO dlm.adv_tickets VALUES (p_number, ticket, p_key, p_owner, p_mode, p_session, t);
+	END IF;
+	IF ticket <> 0 THEN
+		place := (SELECT count(*) FROM dlm.adv_tickets s WHERE s.number = p_number AND s.ticket <= adv_acquire_v1.ticket);
+	END IF;
+END $$;
+
+-- Ends a grant. p_unlock is 1 or 2 if the exclusive or the shared lock goes with
+-- it.
+--
+-- The look at the queue comes after the unlocking, and sees what was committed
+-- before it. A waiter commits its ticket and then tries the lock. So either it is
+-- seen here and woken, or its ticket was committed after this look, and it finds
+-- the lock free.
+CREATE OR REPLACE FUNCTION dlm.adv_release_v1(p_session bigint, p_number bigint, p_token bigint, p_unlock int) RETURNS int
+LANGUAGE plpgsql AS $$
+BEGIN
+	IF current_setting('dlm_adv.session', true) IS DISTINCT FROM p_session::text THEN
+		PERFORM dlm.adv_claim_v1(p_session);
+	END IF;
+	DELETE FROM dlm.adv_holds x WHERE x.number = p_number AND x.token = p_token;
+	IF p_unlock = 1 THEN
+		PERFORM pg_advisory_unlock(p_number);
+	ELSIF p_unlock = 2 THEN
+		PERFORM pg_advisory_unlock_shared(p_number);
+	END IF;
+	IF p_unlock > 0 AND EXISTS (SELECT FROM dlm.adv_tickets s WHERE s.number = p_number) THEN
+		PERFORM dlm.adv_wake_v1(p_session, p_number);
+	END IF;
+	RETURN 1;
+END $$;
+
+-- Gives up a ticket of this session, or with 0 the owner's, whatever its session.
+-- Whoever comes next then is woken by adv_wake_v1, in another transaction, for the
+-- reason given at adv_release_v1: the ticket must be seen to be gone by those whom
+-- its look does not see.
+CREATE OR REPLACE FUNCTION dlm.adv_withdraw_v1(p_session bigint, p_number bigint, p_ticket bigint, p_key bytea, p_owner bytea)
+RETURNS int LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM dlm.adv_claim_v1(p_session);
+	IF p_ticket <> 0 THEN
+		DELETE FROM dlm.adv_tickets s WHERE s.number = p_number AND s.ticket = p_ticket;
+	ELSE
+		DELETE FROM dlm.adv_tickets s WHERE s.number = p_number AND s.owner = p_owner AND s.key = p_key;
+	END IF;
+	RETURN CASE WHEN FOUND THEN 1 ELSE 0 END;
+END $$;
+
+-- Unlocks what a failed adv_acquire_v1 may have locked.
+CREATE OR REPLACE FUNCTION dlm.adv_undo_v1(p_session bigint, p_number bigint, p_mode int) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+	had boolean;
+BEGIN
+	PERFORM dlm.adv_claim_v1(p_session);
+	IF p_mode = 1 THEN
+		had := pg_advisory_unlock_shared(p_number);
+	ELSE
+		had := pg_advisory_unlock(p_number);
+	END IF;
+	IF had THEN
+		PERFORM dlm.adv_wake_v1(p_session, p_number);
+	END IF;
+	RETURN 1;
+END $$;
+
+-- Says for each of some numbers whether somebody holds its lock: 1 or 0.
+CREATE OR REPLACE FUNCTION dlm.adv_held_v1(p_session bigint, p_numbers text[]) RETURNS int[] LANGUAGE plpgsql AS $$
+DECLARE
+	n       text;
+	h       dlm.adv_holds;
+	answer  int;
+	answers int[] := '{}';
+BEGIN
+	FOREACH n IN ARRAY p_numbers LOOP
+		answer := 0;
+		FOR h IN SELECT * FROM dlm.adv_holds x WHERE x.number = n::bigint LOOP
+			IF NOT dlm.adv_dead_v1(p_session, h.session) THEN
+				answer := 1;
+				EXIT;
+			END IF;
+		END LOOP;
+		answers := answers || answer;
+	END LOOP;
+	RETURN answers;
+END $$;
+
+-- Asks the sessions that hold a key to give up the grant with a token, or all of
+-- the key if it is 0.
+CREATE OR REPLACE FUNCTION dlm.adv_force_v1(p_session bigint, p_number bigint, p_key bytea, p_token bigint)
+RETURNS TABLE (owner bytea, token bigint, mode int, held bigint, pid int) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	h dlm.adv_holds;
+	t bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+BEGIN
+	FOR h IN
+		SELECT * FROM dlm.adv_holds x WHERE x.number = p_number AND x.key = p_key AND (p_token = 0 OR x.token = p_token) ORDER BY x.token
+	LOOP
+		IF NOT dlm.adv_dead_v1(p_session, h.session) THEN
+			PERFORM pg_notify('dlm_s' || h.session, 'f ' || h.token);
+			RETURN QUERY SELECT h.owner, h.token, h.mode::int, t - h.since, h.pid;
+		END IF;
+	END LOOP;
+END $$;
+
+-- Lists who holds ('h') and who waits for ('w') one key, or with number 0 up to
+-- p_limit keys, from p_from on, before p_to, if that is not NULL, and after
+-- p_after.
+CREATE OR REPLACE FUNCTION dlm.adv_list_v1(
+	p_session bigint, p_number bigint, p_from bytea, p_to bytea, p_after bytea, p_limit bigint
+) RETURNS TABLE (key bytea, what text, number bigint, owner bytea, mode int, age bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	t bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+BEGIN
+	IF p_number <> 0 THEN
+		RETURN QUERY
+		WITH rows AS (
+			SELECT x.key, 'h' AS what, x.token AS number, x.owner, x.mode::int AS mode, t - x.since AS age, x.session
+			FROM dlm.adv_holds x WHERE x.number = p_number AND x.key = p_from
+			UNION ALL
+			SELECT s.key, 'w', s.ticket, s.owner, s.mode::int, t - s.since, s.session
+			FROM dlm.adv_tickets s WHERE s.number = p_number AND s.key = p_from),
+		live AS MATERIALIZED (
+			SELECT d.session FROM (SELECT DISTINCT r.session FROM rows r) d WHERE NOT dlm.adv_dead_v1(p_session, d.session))
+		SELECT r.key, r.what, r.number, r.owner, r.mode, r.age FROM rows r JOIN live l ON l.session = r.session ORDER BY 2, 3;
+		RETURN;
+	END IF;
+	RETURN QUERY
+	WITH rows AS (
+		SELECT x.key, 'h' AS what, x.token AS number, x.owner, x.mode::int AS mode, t - x.since AS age, x.session
+		FROM dlm.adv_holds x WHERE x.key >= p_from AND (p_to IS NULL OR x.key < p_to) AND x.key > p_after
+		UNION ALL
+		SELECT s.key, 'w', s.ticket, s.owner, s.mode::int, t - s.since, s.session
+		FROM dlm.adv_tickets s WHERE s.key >= p_from AND (p_to IS NULL OR s.key < p_to) AND s.key > p_after),
+	live AS MATERIALIZED (
+		SELECT d.session FROM (SELECT DISTINCT r.session FROM rows r) d WHERE NOT dlm.adv_dead_v1(p_session, d.session)),
+	used AS (SELECT DISTINCT r.key FROM rows r JOIN live l ON l.session = r.session ORDER BY r.key LIMIT p_limit)
+	SELECT r.key, r.what, r.number, r.owner, r.mode, r.age
+	FROM rows r JOIN live l ON l.session = r.session JOIN used u ON u.key = r.key ORDER BY 1, 2, 3;
+END $$;
+
+-- Deletes what dead sessions have left. It waits for nobody.
+CREATE OR REPLACE FUNCTION dlm.adv_sweep_v1(p_session bigint) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+	dead bigint[];
+BEGIN
+	dead := ARRAY(
+		SELECT d.session
+		FROM (SELECT x.session FROM dlm.adv_holds x UNION SELECT s.session FROM dlm.adv_tickets s) d
+		WHERE dlm.adv_dead_v1(p_session, d.session));
+	IF cardinality(dead) > 0 THEN
+		DELETE FROM dlm.adv_holds WHERE ctid = ANY (ARRAY(
+			SELECT x.ctid FROM dlm.adv_holds x WHERE x.session = ANY (dead) FOR UPDATE SKIP LOCKED));
+		DELETE FROM dlm.adv_tickets WHERE ctid = ANY (ARRAY(
+			SELECT s.ctid FROM dlm.adv_tickets s WHERE s.session = ANY (dead) FOR UPDATE SKIP LOCKED));
+	END IF;
+	RETURN 1;
+END $$;
+
+INSERT INTO dlm.meta VALUES (1, 2, 0) ON CONFLICT DO NOTHING;
+UPDATE dlm.meta SET version = 2 WHERE id = 1 AND version < 2;

@@ -29,7 +29,14 @@ func init() {
       Other parameters: prefix=, liveness_window=20s, keep_tokens=24h,
       poll_interval=500ms, and those of PostgreSQL's own clients: sslmode,
       sslrootcert, sslcert, sslkey, target_session_attrs, connect_timeout,
-      application_name.`, parse: parsePostgres}
+      application_name.
+      With mode=advisory locks are advisory locks of one session, which the server
+      frees at once when this process dies, and which a failover forgets; not
+      through PgBouncer in transaction mode. Of the other parameters then
+      session_timeout=30s takes the place of liveness_window, keep_tokens and
+      poll_interval. The two kinds of lock do not exclude each other. If dlm run
+      is killed, or its connection breaks, the lock is free at once, a moment
+      before its command is stopped.`, parse: parsePostgres}
 	schemes["postgresql"] = scheme{parse: parsePostgres}
 }
 
@@ -79,6 +86,11 @@ func parsePostgres(u *storeURL, _ func(string) (string, bool)) (opener, error) {
 	opts := &pglock.Options{}
 	opts.Schema, _ = p.take("schema")
 	opts.Prefix, _ = p.take("prefix")
+	mode, given := p.take("mode")
+	advisory := mode == "advisory"
+	if given && !advisory && mode != "table" {
+		p.fail("parameter mode is %q, must be table or advisory", mode)
+	}
 	// The bounds are those of pglock.Options.
 	for _, f := range []struct {
 		name, value string
@@ -88,9 +100,22 @@ func parsePostgres(u *storeURL, _ func(string) (string, bool)) (opener, error) {
 			p.fail("parameter %s is %q, must be up to %d bytes of UTF-8", f.name, f.value, f.most)
 		}
 	}
-	opts.LivenessWindow = p.duration("liveness_window", 100*time.Millisecond, time.Hour)
-	opts.KeepTokens = p.duration("keep_tokens", time.Minute, 366*24*time.Hour)
-	opts.PollInterval = p.duration("poll_interval", 10*time.Millisecond, time.Minute)
+	var session time.Duration
+	if advisory {
+		session = p.duration("session_timeout", 2*time.Second, time.Hour)
+		for _, name := range []string{"liveness_window", "keep_tokens", "poll_interval"} {
+			if _, ok := p.take(name); ok {
+				p.fail("parameter %s does not go with mode=advisory", name)
+			}
+		}
+	} else {
+		opts.LivenessWindow = p.duration("liveness_window", 100*time.Millisecond, time.Hour)
+		opts.KeepTokens = p.duration("keep_tokens", time.Minute, 366*24*time.Hour)
+		opts.PollInterval = p.duration("poll_interval", 10*time.Millisecond, time.Minute)
+		if _, ok := p.take("session_timeout"); ok {
+			p.fail("parameter session_timeout goes with mode=advisory only")
+		}
+	}
 	text, given := p.take("create_schema")
 	create := text == "true"
 	if given && !create {
@@ -110,12 +135,20 @@ func parsePostgres(u *storeURL, _ func(string) (string, bool)) (opener, error) {
 	}
 	plain := *u.URL
 	plain.Host, plain.RawQuery = strings.Join(u.hosts, ","), theirs.Encode()
+	store := func(pool *pgxpool.Pool) (driver.Backend, error) { return pglock.New(pool, opts) }
+	if advisory {
+		store = func(pool *pgxpool.Pool) (driver.Backend, error) {
+			return pglock.NewAdvisory(pool, &pglock.AdvisoryOptions{Schema: opts.Schema, Prefix: opts.Prefix, SessionTimeout: session})
+		}
+	}
 	return func(cfg *dlm.LockConfig) (*dlm.Manager, error) {
-		return openPostgres(plain.String(), opts, create, cfg)
+		return openPostgres(plain.String(), opts, create, store, cfg)
 	}, nil
 }
 
-func openPostgres(text string, opts *pglock.Options, create bool, cfg *dlm.LockConfig) (*dlm.Manager, error) {
+func openPostgres(
+	text string, opts *pglock.Options, create bool, store func(*pgxpool.Pool) (driver.Backend, error), cfg *dlm.LockConfig,
+) (*dlm.Manager, error) {
 	config, err := pgxpool.ParseConfig(text)
 	if err != nil {
 		return nil, err // without the password
@@ -139,7 +172,7 @@ func openPostgres(text string, opts *pglock.Options, create bool, cfg *dlm.LockC
 			return nil, err
 		}
 	}
-	b, err := pglock.New(pool, opts)
+	b, err := store(pool)
 	if err != nil {
 		pool.Close()
 		return nil, err
