@@ -139,6 +139,7 @@ func advisoryHarness(t testing.TB, s *servers.Postgres, addr, url string) *drive
 }
 
 func TestConformancePgAdvisory(t *testing.T) {
+	t.Parallel()
 	s := servers.StartPostgres(t, nil)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
 		return advisoryHarness(t, s, s.Addr(), s.URL("postgres"))

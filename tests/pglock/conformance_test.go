@@ -179,6 +179,7 @@ func warm(tb testing.TB, connect func() (run func(string) error, release func(),
 }
 
 func TestConformancePg(t *testing.T) {
+	t.Parallel()
 	s := servers.StartPostgres(t, nil)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
 		return harness(t, s, s.Addr(), unit, overPool(s.URL("postgres")))
@@ -186,6 +187,7 @@ func TestConformancePg(t *testing.T) {
 }
 
 func TestConformancePgBouncer(t *testing.T) {
+	t.Parallel()
 	s := servers.StartPostgres(t, nil)
 	p := servers.StartPgBouncer(t, s, "transaction", 24)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
@@ -214,6 +216,7 @@ type polling struct {
 }
 
 func TestConformancePgSQL(t *testing.T) {
+	t.Parallel()
 	s := servers.StartPostgres(t, nil)
 	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
 		return harness(t, s, s.Addr(), 2*unit, overDB(s.URL("postgres")))
