@@ -1,0 +1,967 @@
+package consullock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/go-dlm/dlm"
+	"github.com/go-dlm/dlm/driver"
+)
+
+// Backend keeps locks in Consul. It is safe for concurrent use.
+type Backend struct {
+	client *api.Client
+	opts   Options
+	free   func() // frees what Open has made
+
+	ctx    context.Context // ends with the backend
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+	slots  chan struct{} // one for each request under way
+
+	mu        sync.Mutex
+	ended     bool
+	looked    bool // the agent does for locks
+	locks     map[string]*lock
+	sessions  map[time.Duration]*session // the newest of each class
+	byID      map[string]*session        // all that have not ended
+	making    map[time.Duration]*making
+	listeners map[string]*listener
+	watching  int // how many locks are watched
+}
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Notifier  = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Forcer    = (*Backend)(nil)
+	_ driver.Checker   = (*Backend)(nil)
+)
+
+// entry is what this backend knows of a ticket that it has made, or tries to.
+// It is guarded by Backend.mu, but for its first fields, which do not change.
+type entry struct {
+	key, owner string
+	mode       driver.Mode
+	limit      int
+
+	manager string
+	name    string    // of its key in Consul
+	made    time.Time // when it was first asked for
+	ttl     time.Duration
+	asked   time.Time // when the last Acquire began
+	create  uint64    // ticket and token; 0 if it is not known to exist
+	mod     uint64    // index of the last change of its key
+	granted bool
+	release bool // it is being given up
+	session *session
+	// unsure are the sessions in whose name a request that was not answered may
+	// still make the ticket.
+	unsure map[*session]struct{}
+	place  driver.HeldError // as last seen
+}
+
+const (
+	// maxLooks is how often a call looks again because something has changed.
+	maxLooks = 50
+	// closePatience bounds the last calls of a backend.
+	closePatience = time.Second
+)
+
+// New returns a backend over a client, which remains the caller's. It asks the
+// server nothing yet.
+func New(client *api.Client, opts *Options) (*Backend, error) {
+	if client == nil {
+		return nil, invalidf("client is nil")
+	}
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{
+		client: client, opts: o, free: func() {},
+		slots: make(chan struct{}, maxCalls),
+		locks: make(map[string]*lock), sessions: make(map[time.Duration]*session), byID: make(map[string]*session),
+		making: make(map[time.Duration]*making), listeners: make(map[string]*listener),
+	}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
+	return b, nil
+}
+
+// NewLockManager returns a manager over a client, which remains the caller's. A
+// nil cfg or nil opts mean the defaults.
+func NewLockManager(client *api.Client, cfg *dlm.LockConfig, opts *Options) (*dlm.Manager, error) {
+	b, err := New(client, opts)
+	if err != nil {
+		return nil, err
+	}
+	return dlm.NewManager(b, cfg)
+}
+
+// task runs something in the background, unless the backend is closed. The mutex
+// is held.
+func (b *Backend) task(f func()) {
+	if !b.ended {
+		b.tasks.Go(f)
+	}
+}
+
+// Properties implements [driver.Backend].
+func (b *Backend) Properties() driver.Properties {
+	return driver.Properties{
+		Name:          "consul",
+		Tokens:        driver.TokensStrict,
+		FairQueue:     true,
+		SharedMode:    true,
+		Permits:       true,
+		SessionLeases: true,
+	}
+}
+
+// enter begins a call.
+func (b *Backend) enter(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%w: %w", driver.ErrNotApplied, err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ended {
+		return driver.ErrClosed
+	}
+	return nil
+}
+
+// Acquire implements [driver.Backend].
+func (b *Backend) Acquire(ctx context.Context, req driver.Request) (driver.Lease, error) {
+	if err := b.enter(ctx); err != nil {
+		return driver.Lease{}, err
+	}
+	a := acquisition{b: b, ctx: ctx, req: &req, start: time.Now(), base: lockBase(b.opts.Prefix, req.Key)}
+	var err error
+	for n := range maxLooks {
+		if n > 5 {
+			sleep(ctx, backoff(n-5))
+		}
+		var lease driver.Lease
+		var again bool
+		if lease, again, err = a.look(); !again {
+			a.leave(err)
+			return lease, err
+		}
+	}
+	err = fmt.Errorf("%w: consullock: key %q did not hold still", driver.ErrNotApplied, req.Key)
+	if a.has() {
+		err = fmt.Errorf("consullock: key %q did not hold still", req.Key)
+	}
+	a.leave(err)
+	return driver.Lease{}, err
+}
+
+// acquisition is one call of Acquire.
+type acquisition struct {
+	b     *Backend
+	ctx   context.Context
+	req   *driver.Request
+	base  string // of the lock's keys
+	start time.Time
+	e     *entry
+}
+
+// has says whether the owner may have something in the store.
+func (a *acquisition) has() bool {
+	a.b.mu.Lock()
+	defer a.b.mu.Unlock()
+	return a.e != nil && (a.e.create != 0 || len(a.e.unsure) > 0)
+}
+
+// leave forgets the entry if nothing is left of it.
+func (a *acquisition) leave(err error) {
+	if err == nil || a.e == nil {
+		return
+	}
+	a.b.mu.Lock()
+	defer a.b.mu.Unlock()
+	if a.e.create == 0 && len(a.e.unsure) == 0 {
+		a.b.forget(a.e)
+	}
+}
+
+// forget drops an entry. The mutex is held.
+func (b *Backend) forget(e *entry) {
+	b.attach(e, nil)
+	if l := b.locks[e.key]; l != nil && l.entries[e.owner] == e {
+		delete(l.entries, e.owner)
+		b.settle(l)
+	}
+}
+
+// entry returns what the owner has on the key, or nil. The mutex is held.
+func (b *Backend) entry(key, owner string) *entry {
+	if l := b.locks[key]; l != nil {
+		return l.entries[owner]
+	}
+	return nil
+}
+
+// add makes an entry. The mutex is held.
+func (b *Backend) add(e *entry) *entry {
+	l := b.locks[e.key]
+	if l == nil {
+		l = &lock{key: e.key, base: lockBase(b.opts.Prefix, e.key), entries: make(map[string]*entry)}
+		b.locks[e.key] = l
+	}
+	l.entries[e.owner] = e
+	return e
+}
+
+// enter finds the owner's entry, or makes it. It fails if the owner uses the key
+// in another way.
+func (a *acquisition) enter() (create uint64, unsure bool, err error) {
+	b, req := a.b, a.req
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e := b.entry(req.Key, req.Owner)
+	if e != nil && (e.mode != req.Mode || e.limit != req.Limit) {
+		if e.create != 0 || len(e.unsure) > 0 {
+			return 0, false, otherKind(req)
+		}
+		b.forget(e)
+		e = nil
+	}
+	if e == nil {
+		e = b.add(&entry{key: req.Key, owner: req.Owner, mode: req.Mode, limit: req.Limit, made: a.start})
+	}
+	e.ttl, e.asked, e.manager, e.release = req.TTL, a.start, req.Manager, false
+	a.e = e
+	return e.create, len(e.unsure) > 0, nil
+}
+
+func otherKind(req *driver.Request) error {
+	return invalidf("owner holds or awaits key %q in another mode or with another limit", req.Key)
+}
+
+// look asks the store once. It says whether to look again.
+func (a *acquisition) look() (driver.Lease, bool, error) {
+	create, unsure, err := a.enter()
+	switch {
+	case err != nil:
+		return driver.Lease{}, false, err
+	case create != 0:
+		return a.lookAgain(create)
+	case unsure:
+		return a.recover()
+	}
+	b := a.b
+	b.mu.Lock()
+	busy := b.lock(a.req.Key).busy(time.Now())
+	b.mu.Unlock()
+	if busy && a.req.Enqueue {
+		return a.enqueue()
+	}
+	if !busy {
+		lease, free, err := a.takeFree()
+		if free || err != nil {
+			return lease, free && err == nil && lease.Token == 0, err
+		}
+	}
+	st, err := b.read(a.ctx, a.req.Key)
+	if err != nil {
+		return driver.Lease{}, false, a.readFailed(err)
+	}
+	return a.join(st)
+}
+
+// readFailed is the error for a question, which had no effect, but on a ticket
+// that may be there.
+func (a *acquisition) readFailed(err error) error {
+	if a.has() {
+		return unconfirmed(a.ctx, err)
+	}
+	if certain(err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", driver.ErrNotApplied, err)
+}
+
+// unconfirmed makes an error that says "had no effect" one that does not: the
+// ticket is there.
+func unconfirmed(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("consullock: no reply yet: %w", ctx.Err())
+	case certain(err):
+		return fmt.Errorf("consullock: the ticket is there, but not confirmed: %v", err)
+	}
+	return err
+}
+
+// lookAgain looks at the ticket that the owner has, which needs no write.
+func (a *acquisition) lookAgain(create uint64) (driver.Lease, bool, error) {
+	b := a.b
+	b.mu.Lock()
+	place, known := b.placeOf(a.e)
+	b.mu.Unlock()
+	if known && a.req.Enqueue {
+		return driver.Lease{}, false, &place
+	}
+	st, err := b.read(a.ctx, a.req.Key)
+	if err != nil {
+		return driver.Lease{}, false, a.readFailed(err)
+	}
+	if i := find(st.list, a.req.Owner); i >= 0 && st.list[i].create == create {
+		return a.decide(st, i)
+	}
+	// It was deleted, or its session has ended.
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if a.e.create == create {
+		b.attach(a.e, nil)
+		a.e.create, a.e.granted = 0, false
+	}
+	return driver.Lease{}, true, nil
+}
+
+// recover finds out what became of a request that was not answered. What is still
+// on its way comes too late for anything.
+func (a *acquisition) recover() (driver.Lease, bool, error) {
+	st, err := a.b.refence(a.ctx, a.e)
+	if err != nil {
+		return driver.Lease{}, false, unconfirmed(a.ctx, err)
+	}
+	return a.join(st)
+}
+
+// takeFree takes the lock if nobody has it or waits for it, and says whether that
+// was so.
+func (a *acquisition) takeFree() (driver.Lease, bool, error) {
+	b, req := a.b, a.req
+	s, err := b.session(a.ctx, class(req.TTL, b.opts.MinSessionTTL))
+	if err != nil {
+		return driver.Lease{}, false, err
+	}
+	name := a.base + lockName
+	ops := []*api.KVTxnOp{
+		b.fence(s),
+		{Verb: api.KVCheckNotExists, Key: a.base + queueName},
+		{Verb: api.KVCheckNotExists, Key: name},
+		a.put(name, s),
+	}
+	results, no, err := b.txn(a.ctx, ops)
+	switch {
+	case err != nil:
+		return driver.Lease{}, false, a.failed(err, s)
+	case no == nil:
+		return a.took(results, name, s)
+	case no.op == 0 || no.op == 3 && !strings.Contains(no.says, lockDelayed):
+		if err := b.fenced(a.ctx, s); err != nil {
+			return driver.Lease{}, false, err
+		}
+		return driver.Lease{}, true, nil
+	case no.op == 3:
+		return driver.Lease{}, false, &driver.HeldError{Remaining: b.opts.LockDelay}
+	}
+	return driver.Lease{}, false, nil
+}
+
+// fence makes sure that a request does not come behind the withdrawal of its
+// owner, and that the session is alive. The mutex is not held.
+func (b *Backend) fence(s *session) *api.KVTxnOp {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return &api.KVTxnOp{Verb: api.KVCheckIndex, Key: s.name, Index: s.fence}
+}
+
+// put makes a ticket.
+func (a *acquisition) put(name string, s *session) *api.KVTxnOp {
+	return a.b.putOp(a.e, name, s)
+}
+
+func (b *Backend) putOp(e *entry, name string, s *session) *api.KVTxnOp {
+	v := value{ttl: e.ttl, made: e.made, owner: e.owner, manager: e.manager}
+	return &api.KVTxnOp{Verb: api.KVLock, Key: name, Flags: flagsOf(e.mode, e.limit), Session: s.id, Value: []byte(v.String())}
+}
+
+// failed notes that the ticket may be there, or may still come, if the error does
+// not say that it will not.
+func (a *acquisition) failed(err error, s *session) error {
+	if certain(err) {
+		return err
+	}
+	a.b.mu.Lock()
+	defer a.b.mu.Unlock()
+	if a.e.unsure == nil {
+		a.e.unsure = make(map[*session]struct{})
+	}
+	if !s.ended {
+		a.e.unsure[s] = struct{}{}
+	}
+	return err
+}
+
+// took notes that the lock was free and has been taken.
+func (a *acquisition) took(results api.TxnResults, name string, s *session) (driver.Lease, bool, error) {
+	b, e := a.b, a.e
+	kvs := pairs(results, name)
+	if len(kvs) == 0 {
+		// The server hides it from us, but it is there.
+		err := problem(ProblemPermission, nil, "the token may not read what it writes; it needs %s", rules(b.opts.Prefix))
+		return driver.Lease{}, false, a.failed(unconfirmed(a.ctx, err), s)
+	}
+	b.mu.Lock()
+	alive := b.made(e, name, kvs[0], s)
+	b.mu.Unlock()
+	if !alive {
+		return driver.Lease{}, true, nil
+	}
+	lease, again, err := a.confirm()
+	if again {
+		return driver.Lease{}, true, nil
+	}
+	return lease, true, err
+}
+
+// made notes that a ticket is there, and says whether its session still is. The
+// mutex is held.
+func (b *Backend) made(e *entry, name string, kv *api.KVPair, s *session) bool {
+	e.name, e.create, e.mod, e.granted = name, kv.CreateIndex, kv.ModifyIndex, false
+	b.attach(e, s)
+	if !s.ended {
+		return true
+	}
+	// It came to its end meanwhile, with all that belongs to it.
+	b.attach(e, nil)
+	e.create = 0
+	return false
+}
+
+// join looks for the owner's ticket among those of the lock, and makes one if
+// there is none and one can be had.
+func (a *acquisition) join(st state) (driver.Lease, bool, error) {
+	b, req, e := a.b, a.req, a.e
+	if i := find(st.list, req.Owner); i >= 0 {
+		// It is there since a call that was not answered, or made by another
+		// client.
+		t := st.list[i]
+		if t.mode != req.Mode || t.limit != req.Limit {
+			return driver.Lease{}, false, otherKind(req)
+		}
+		b.mu.Lock()
+		e.name, e.create, e.mod, e.granted = t.name, t.create, t.mod, false
+		b.attach(e, b.byID[t.session])
+		b.mu.Unlock()
+		return a.decide(st, i)
+	}
+	if len(st.list) > 0 && st.list[0].limit != req.Limit {
+		return driver.Lease{}, false, &driver.LimitError{Key: req.Key, Want: req.Limit, Have: st.list[0].limit}
+	}
+	if req.Enqueue {
+		return a.enqueue()
+	}
+	return a.try(st)
+}
+
+// try takes the lock if it may be held together with all that there is, and if
+// nothing has been added to that meanwhile.
+func (a *acquisition) try(st state) (driver.Lease, bool, error) {
+	b, req := a.b, a.req
+	probe := append(st.list, ticket{owner: req.Owner, mode: req.Mode, limit: req.Limit})
+	if !holds(probe, len(st.list)) {
+		return driver.Lease{}, false, &driver.HeldError{Holder: st.list[0].owner, Token: int64(st.list[0].create)}
+	}
+	s, err := b.session(a.ctx, class(req.TTL, b.opts.MinSessionTTL))
+	if err != nil {
+		return driver.Lease{}, false, err
+	}
+	name := a.base + waitSection + escape(req.Owner)
+	ops := []*api.KVTxnOp{
+		b.fence(s),
+		{Verb: api.KVCAS, Key: a.base + queueName, Index: st.queue, Value: stamp()},
+		{Verb: api.KVCheckNotExists, Key: name},
+		{Verb: api.KVCheckNotExists, Key: a.base + lockName},
+		a.put(name, s),
+	}
+	if st.lock != 0 {
+		ops[3] = &api.KVTxnOp{Verb: api.KVCheckIndex, Key: a.base + lockName, Index: st.lock}
+	}
+	results, no, err := b.txn(a.ctx, ops)
+	switch {
+	case err != nil:
+		return driver.Lease{}, false, a.failed(err, s)
+	case no == nil:
+		lease, _, err := a.took(results, name, s)
+		return lease, err == nil && lease.Token == 0, err
+	case no.op == 0 || no.op == len(ops)-1:
+		if err := b.fenced(a.ctx, s); err != nil {
+			return driver.Lease{}, false, err
+		}
+	}
+	return driver.Lease{}, true, nil
+}
+
+// enqueue makes a ticket behind all others, and sees who they are.
+func (a *acquisition) enqueue() (driver.Lease, bool, error) {
+	b, req := a.b, a.req
+	s, err := b.session(a.ctx, class(min(req.TTL, b.opts.WaiterTTL), b.opts.MinSessionTTL))
+	if err != nil {
+		return driver.Lease{}, false, err
+	}
+	name := a.base + waitSection + escape(req.Owner)
+	ops := []*api.KVTxnOp{
+		b.fence(s),
+		{Verb: api.KVCheckNotExists, Key: name},
+		{Verb: api.KVSet, Key: a.base + queueName, Value: stamp()},
+		a.put(name, s),
+		{Verb: api.KVGetTree, Key: a.base},
+	}
+	results, no, err := b.txn(a.ctx, ops)
+	switch {
+	case err != nil:
+		return driver.Lease{}, false, a.failed(err, s)
+	case no != nil && no.op == 1:
+		// It is there, since a call by another client.
+		st, err := b.read(a.ctx, req.Key)
+		if err != nil {
+			return driver.Lease{}, false, a.readFailed(err)
+		}
+		if find(st.list, req.Owner) < 0 {
+			return driver.Lease{}, true, nil
+		}
+		return a.join(st)
+	case no != nil:
+		if err := b.fenced(a.ctx, s); err != nil {
+			return driver.Lease{}, false, err
+		}
+		return driver.Lease{}, true, nil
+	}
+	st, err := parseState(a.base, pairs(results[min(3, len(results)):], a.base))
+	last := len(st.list) - 1
+	if err == nil && (last < 0 || st.list[last].name != name) {
+		err = problem(ProblemPermission, nil, "the token may not read what it writes; it needs %s", rules(b.opts.Prefix))
+	}
+	if err != nil {
+		a.undo(name)
+		return driver.Lease{}, false, err
+	}
+	own := st.list[last]
+	b.mu.Lock()
+	alive := b.made(a.e, name, &api.KVPair{CreateIndex: own.create, ModifyIndex: own.mod}, s)
+	b.mu.Unlock()
+	if !alive {
+		return driver.Lease{}, true, nil
+	}
+	// Mostly that was looked at before, but somebody may have come meanwhile.
+	if i := find(st.list, req.Owner); i < last {
+		t := st.list[i]
+		a.undo(name)
+		if t.mode != req.Mode || t.limit != req.Limit {
+			return driver.Lease{}, false, otherKind(req)
+		}
+		return driver.Lease{}, true, nil
+	}
+	if st.list[0].limit != req.Limit {
+		a.undo(name)
+		return driver.Lease{}, false, &driver.LimitError{Key: req.Key, Want: req.Limit, Have: st.list[0].limit}
+	}
+	return a.decide(st, last)
+}
+
+// undo removes a ticket that should not have been made. If that cannot be done
+// now, it is done later, or the ticket ends with its session.
+func (a *acquisition) undo(name string) {
+	b, e := a.b, a.e
+	b.mu.Lock()
+	b.attach(e, nil)
+	e.create, e.granted = 0, false
+	b.lock(e.key).hot = time.Time{}
+	b.mu.Unlock()
+	remove := func(ctx context.Context) error {
+		_, _, err := b.txn(ctx, []*api.KVTxnOp{{Verb: api.KVDelete, Key: name}})
+		return err
+	}
+	if remove(a.ctx) == nil {
+		b.mu.Lock()
+		b.task(func() { b.tidy(e.key) })
+		b.mu.Unlock()
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.task(func() {
+		for n := 1; b.ctx.Err() == nil; n++ {
+			ctx, cancel := context.WithTimeout(b.ctx, sessionPatience)
+			err := remove(ctx)
+			cancel()
+			if err == nil {
+				return
+			}
+			sleep(b.ctx, backoff(n))
+		}
+	})
+}
+
+// decide says whether the owner's ticket, at a place of the list, holds the lock.
+func (a *acquisition) decide(st state, i int) (driver.Lease, bool, error) {
+	b, e := a.b, a.e
+	own := st.list[i]
+	b.mu.Lock()
+	if e.create != own.create {
+		b.mu.Unlock()
+		return driver.Lease{}, true, nil
+	}
+	e.mod = own.mod
+	if s := b.byID[own.session]; s != e.session {
+		b.attach(e, s)
+	}
+	if holds(st.list, i) {
+		b.mu.Unlock()
+		return a.confirm()
+	}
+	defer b.mu.Unlock()
+	held := placeAt(st.list, i)
+	e.place, e.granted = held, false
+	l := b.lock(e.key)
+	l.hot = time.Now()
+	b.watch(l)
+	return driver.Lease{}, false, &held
+}
+
+// placeAt describes the place of a ticket that does not hold the lock.
+func placeAt(list []ticket, i int) driver.HeldError {
+	return driver.HeldError{
+		Holder: list[0].owner, Token: int64(list[0].create), Position: max(i-holders(list)+1, 1), Ticket: int64(list[i].create),
+	}
+}
+
+// confirm puts a ticket that holds the lock on a session that is long enough.
+func (a *acquisition) confirm() (driver.Lease, bool, error) {
+	b, req, e := a.b, a.req, a.e
+	b.mu.Lock()
+	s, create := e.session, e.create
+	fits := good(s, req.TTL)
+	b.mu.Unlock()
+	if !fits {
+		moved, err := b.move(a.ctx, e, create, req.TTL)
+		if err != nil {
+			return driver.Lease{}, false, unconfirmed(a.ctx, err)
+		}
+		if !moved {
+			return driver.Lease{}, true, nil
+		}
+	} else if s.lacks(a.start, req.TTL) > req.TTL/10 {
+		b.fresh(a.ctx, s)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s = e.session
+	if create == 0 || e.create != create || s == nil || s.ended {
+		return driver.Lease{}, true, nil
+	}
+	e.granted = true
+	return b.leaseOf(e, req.TTL, a.start), false, nil
+}
+
+// leaseOf is the grant of an entry, counted from a moment. The mutex is held.
+func (b *Backend) leaseOf(e *entry, ttl time.Duration, from time.Time) driver.Lease {
+	return driver.Lease{
+		Key: e.key, Owner: e.owner, Token: int64(e.create), TTL: ttl, Mode: e.mode, Age: e.session.lacks(from, ttl),
+	}
+}
+
+// move puts a ticket on a session for a TTL; it keeps its create index. It
+// returns false if the ticket is gone.
+func (b *Backend) move(ctx context.Context, e *entry, create uint64, ttl time.Duration) (bool, error) {
+	for range maxLooks {
+		s, err := b.session(ctx, class(ttl, b.opts.MinSessionTTL))
+		if err != nil {
+			return false, err
+		}
+		st, err := b.read(ctx, e.key)
+		if err != nil {
+			return false, err
+		}
+		i := find(st.list, e.owner)
+		if i < 0 || st.list[i].create != create {
+			b.mu.Lock()
+			if e.create == create {
+				b.attach(e, nil)
+				e.create, e.granted = 0, false
+			}
+			b.mu.Unlock()
+			return false, nil
+		}
+		own := st.list[i]
+		if own.session == s.id {
+			b.mu.Lock()
+			b.attach(e, s)
+			b.mu.Unlock()
+			return true, nil
+		}
+		put := b.putOp(e, own.name, s)
+		free := *put
+		free.Verb, free.Session = api.KVUnlock, own.session
+		results, no, err := b.txn(ctx, []*api.KVTxnOp{
+			b.fence(s), {Verb: api.KVCheckIndex, Key: own.name, Index: own.mod}, &free, put,
+		})
+		if err != nil {
+			return false, err
+		}
+		if no != nil {
+			if no.op != 1 {
+				if err := b.fenced(ctx, s); err != nil {
+					return false, err
+				}
+			}
+			continue
+		}
+		kvs := pairs(results, own.name)
+		b.mu.Lock()
+		if e.create != create || e.release || s.ended || len(kvs) == 0 {
+			// It was given up as lost meanwhile, so nobody would ever release it.
+			if e.create != create {
+				b.task(func() { b.remove(e.key, e.owner, create) })
+			}
+			b.mu.Unlock()
+			return false, nil
+		}
+		e.mod = kvs[len(kvs)-1].ModifyIndex
+		b.attach(e, s)
+		b.mu.Unlock()
+		return true, nil
+	}
+	return false, fmt.Errorf("consullock: key %q did not hold still", e.key)
+}
+
+// remove deletes what nobody knows of any more.
+func (b *Backend) remove(key, owner string, create uint64) {
+	for n := 1; b.ctx.Err() == nil; n++ {
+		ctx, cancel := context.WithTimeout(b.ctx, sessionPatience)
+		err := b.delete(ctx, &driver.Lease{Key: key, Owner: owner, Token: int64(create)})
+		cancel()
+		if err == nil || errors.Is(err, driver.ErrLost) {
+			return
+		}
+		sleep(b.ctx, backoff(n))
+	}
+}
+
+// lose takes note that a ticket is gone without having been given up, and tells
+// its manager. The mutex is held.
+func (b *Backend) lose(e *entry, reason driver.LostReason) {
+	create, granted := e.create, e.granted
+	b.drop(e)
+	if create == 0 {
+		return
+	}
+	if l := b.listeners[e.manager]; l != nil {
+		at := driver.Lease{Key: e.key, Owner: e.owner}
+		if granted {
+			l.tell(driver.Event{
+				Kind: driver.EventLost, Lease: at,
+				Err: &driver.LostError{Key: e.key, Token: int64(create), Reason: reason},
+			})
+		}
+		l.tell(driver.Event{Kind: driver.EventWake, Lease: at})
+	}
+}
+
+// drop forgets a ticket that is gone. The mutex is held.
+func (b *Backend) drop(e *entry) {
+	b.attach(e, nil)
+	e.create, e.granted = 0, false
+	if len(e.unsure) == 0 {
+		b.forget(e)
+		return
+	}
+	// Nobody else will withdraw what may still come.
+	b.task(func() {
+		ctx, cancel := context.WithTimeout(b.ctx, sessionPatience)
+		defer cancel()
+		_ = b.withdraw(ctx, driver.Lease{Key: e.key, Owner: e.owner})
+	})
+}
+
+// Release implements [driver.Backend].
+func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
+	if err := b.enter(ctx); err != nil {
+		return err
+	}
+	if lease.Token == 0 {
+		return b.withdraw(ctx, lease)
+	}
+	return b.delete(ctx, &lease)
+}
+
+// delete gives up a grant or ticket by its token.
+func (b *Backend) delete(ctx context.Context, lease *driver.Lease) error {
+	b.mu.Lock()
+	e := b.entry(lease.Key, lease.Owner)
+	var own ticket
+	if e != nil && int64(e.create) == lease.Token {
+		own = ticket{name: e.name, mod: e.mod}
+		e.release = true
+	} else {
+		e = nil
+	}
+	b.mu.Unlock()
+	if e != nil && len(e.unsure) > 0 {
+		if _, err := b.refence(ctx, e); err != nil {
+			return err
+		}
+	}
+	for range maxLooks {
+		if own.name == "" {
+			st, err := b.read(ctx, lease.Key)
+			if err != nil {
+				return err
+			}
+			i := find(st.list, lease.Owner)
+			if i < 0 || int64(st.list[i].create) != lease.Token {
+				b.gone(lease)
+				return lostError(lease, len(st.list) > 0)
+			}
+			own = st.list[i]
+		}
+		_, no, err := b.txn(ctx, []*api.KVTxnOp{
+			{Verb: api.KVCheckIndex, Key: own.name, Index: own.mod},
+			{Verb: api.KVDelete, Key: own.name},
+		})
+		if err != nil {
+			return err
+		}
+		if no == nil {
+			b.gone(lease)
+			return nil
+		}
+		// It is on another session, or gone.
+		own = ticket{}
+	}
+	return fmt.Errorf("%w: consullock: key %q did not hold still", driver.ErrNotApplied, lease.Key)
+}
+
+// gone takes note that a ticket has been deleted, and that the next may hold the
+// lock therefore.
+func (b *Backend) gone(lease *driver.Lease) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l := b.locks[lease.Key]
+	if l == nil {
+		return
+	}
+	fast := false
+	if e := l.entries[lease.Owner]; e != nil && int64(e.create) == lease.Token {
+		fast = e.name == l.base+lockName
+		e.create, e.granted = 0, false
+		b.forget(e)
+	}
+	b.left(l, uint64(lease.Token))
+	if !fast && b.alone(lease.Key) {
+		b.task(func() { b.tidy(lease.Key) })
+	}
+}
+
+// alone says whether this backend has no ticket of a lock. The mutex is held.
+func (b *Backend) alone(key string) bool {
+	l := b.locks[key]
+	if l == nil {
+		return true
+	}
+	for _, e := range l.entries {
+		if e.create != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// tidy removes what is there for the sake of a queue, if nobody is in it.
+func (b *Backend) tidy(key string) {
+	ctx, cancel := context.WithTimeout(b.ctx, sessionPatience)
+	defer cancel()
+	st, err := b.read(ctx, key)
+	if err != nil || st.queue == 0 || len(st.list) > 0 {
+		return
+	}
+	// It fails if somebody has come.
+	_, _, _ = b.txn(ctx, []*api.KVTxnOp{{Verb: api.KVDeleteCAS, Key: lockBase(b.opts.Prefix, key) + queueName, Index: st.queue}})
+}
+
+func lostError(l *driver.Lease, taken bool) error {
+	reason := driver.ReasonGone
+	if taken {
+		reason = driver.ReasonTaken
+	}
+	return &driver.LostError{Key: l.Key, Token: l.Token, Reason: reason}
+}
+
+// withdraw removes whatever the owner has on the key. A request of his that was
+// not answered may still be on its way, in a broken connection or in a server's
+// queue. So the fence that it names is moved first.
+func (b *Backend) withdraw(ctx context.Context, lease driver.Lease) error {
+	b.mu.Lock()
+	e := b.entry(lease.Key, lease.Owner)
+	if e == nil {
+		e = &entry{key: lease.Key, owner: lease.Owner}
+	} else {
+		e.release = true
+	}
+	create, sure := e.create, len(e.unsure) == 0
+	b.mu.Unlock()
+	if create != 0 && sure {
+		lease.Token = int64(create)
+		if err := b.delete(ctx, &lease); !errors.Is(err, driver.ErrLost) {
+			return err
+		}
+		lease.Token = 0
+	}
+	for range maxLooks {
+		st, err := b.refence(ctx, e)
+		if err != nil {
+			return err
+		}
+		i := find(st.list, lease.Owner)
+		if i < 0 {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			e.create, e.granted = 0, false
+			b.forget(e)
+			return nil
+		}
+		lease.Token = int64(st.list[i].create)
+		if err := b.delete(ctx, &lease); err != nil && !errors.Is(err, driver.ErrLost) {
+			return err
+		}
+	}
+	return fmt.Errorf("consullock: key %q did not hold still", lease.Key)
+}
+
+// Close implements [driver.Backend]. Sessions that hold no lock are ended; the
+// others end with their TTL. A client that was passed in stays as it is.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	if b.ended {
+		b.mu.Unlock()
+		return nil
+	}
+	b.ended = true
+	var spare []string
+	for _, s := range b.byID {
+		if len(s.entries) == 0 {
+			spare = append(spare, s.id)
+		}
+	}
+	b.mu.Unlock()
+	b.cancel()
+	b.tasks.Wait()
+	for _, id := range spare {
+		b.tasks.Go(func() { b.destroy(id) })
+	}
+	b.tasks.Wait()
+	b.free()
+	return nil
+}
