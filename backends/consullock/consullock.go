@@ -59,6 +59,7 @@ type entry struct {
 	create  uint64    // ticket and token; 0 if it is not known to exist
 	mod     uint64    // index of the last change of its key
 	granted bool
+	claimed bool // it has the key that is delayed
 	release bool // it is being given up
 	session *session
 	// unsure are the sessions in whose name a request that was not answered may
@@ -352,21 +353,63 @@ func (a *acquisition) takeFree() (driver.Lease, bool, error) {
 		{Verb: api.KVCheckNotExists, Key: name},
 		a.put(name, s),
 	}
+	delays := b.delays(a.e)
+	if delays {
+		ops = append(ops, b.claimOps(a.e, s)...)
+	}
 	results, no, err := b.txn(a.ctx, ops)
 	switch {
 	case err != nil:
 		return driver.Lease{}, false, a.failed(err, s)
 	case no == nil:
-		return a.took(results, name, s)
-	case no.op == 0 || no.op == 3 && !strings.Contains(no.says, lockDelayed):
+		return a.took(results, name, s, delays)
+	case strings.Contains(no.says, lockDelayed) && !req.Enqueue:
+		return driver.Lease{}, false, &driver.HeldError{}
+	case strings.Contains(no.says, lockDelayed):
+		return driver.Lease{}, false, nil
+	case no.op == 0 || no.op >= 3:
 		if err := b.fenced(a.ctx, s); err != nil {
 			return driver.Lease{}, false, err
 		}
 		return driver.Lease{}, true, nil
-	case no.op == 3:
-		return driver.Lease{}, false, &driver.HeldError{Remaining: b.opts.LockDelay}
 	}
 	return driver.Lease{}, false, nil
+}
+
+// delays says whether a lock is to stay free for some time if its holder dies.
+func (b *Backend) delays(e *entry) bool {
+	return b.opts.LockDelay > 0 && e.mode == driver.Exclusive && e.limit == 1
+}
+
+// claimOps lock the key that Consul keeps from others for some time after the
+// session has ended. Who holds the lock may take it from whoever forgot it.
+func (b *Backend) claimOps(e *entry, s *session) []*api.KVTxnOp {
+	name := lockBase(b.opts.Prefix, e.key) + delayName
+	return []*api.KVTxnOp{{Verb: api.KVDelete, Key: name}, {Verb: api.KVLock, Key: name, Session: s.id}}
+}
+
+// claim claims the key that is delayed. It returns false if it is too early.
+func (a *acquisition) claim(s *session) (claimed, again bool, err error) {
+	b, e := a.b, a.e
+	b.mu.Lock()
+	create := e.create
+	ops := []*api.KVTxnOp{{Verb: api.KVCheckIndex, Key: e.name, Index: e.mod}}
+	b.mu.Unlock()
+	_, no, err := b.txn(a.ctx, append(ops, b.claimOps(e, s)...))
+	switch {
+	case err != nil:
+		return false, false, unconfirmed(a.ctx, err)
+	case no != nil && strings.Contains(no.says, lockDelayed):
+		return false, false, nil
+	case no != nil && no.op == 0:
+		return false, true, nil
+	case no != nil:
+		return false, true, b.fenced(a.ctx, s)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e.claimed = e.create == create
+	return true, false, nil
 }
 
 // fence makes sure that a request does not come behind the withdrawal of its
@@ -405,7 +448,7 @@ func (a *acquisition) failed(err error, s *session) error {
 }
 
 // took notes that the lock was free and has been taken.
-func (a *acquisition) took(results api.TxnResults, name string, s *session) (driver.Lease, bool, error) {
+func (a *acquisition) took(results api.TxnResults, name string, s *session, claimed bool) (driver.Lease, bool, error) {
 	b, e := a.b, a.e
 	kvs := pairs(results, name)
 	if len(kvs) == 0 {
@@ -415,6 +458,7 @@ func (a *acquisition) took(results api.TxnResults, name string, s *session) (dri
 	}
 	b.mu.Lock()
 	alive := b.made(e, name, kvs[0], s)
+	e.claimed = claimed
 	b.mu.Unlock()
 	if !alive {
 		return driver.Lease{}, true, nil
@@ -430,6 +474,7 @@ func (a *acquisition) took(results api.TxnResults, name string, s *session) (dri
 // mutex is held.
 func (b *Backend) made(e *entry, name string, kv *api.KVPair, s *session) bool {
 	e.name, e.create, e.mod, e.granted = name, kv.CreateIndex, kv.ModifyIndex, false
+	e.claimed = false
 	b.attach(e, s)
 	if !s.ended {
 		return true
@@ -494,7 +539,7 @@ func (a *acquisition) try(st state) (driver.Lease, bool, error) {
 	case err != nil:
 		return driver.Lease{}, false, a.failed(err, s)
 	case no == nil:
-		lease, _, err := a.took(results, name, s)
+		lease, _, err := a.took(results, name, s, false)
 		return lease, err == nil && lease.Token == 0, err
 	case no.op == 0 || no.op == len(ops)-1:
 		if err := b.fenced(a.ctx, s); err != nil {
@@ -657,6 +702,22 @@ func (a *acquisition) confirm() (driver.Lease, bool, error) {
 		b.fresh(a.ctx, s)
 	}
 	b.mu.Lock()
+	s = e.session
+	early := b.delays(e) && !e.claimed && s != nil
+	b.mu.Unlock()
+	if early {
+		claimed, again, err := a.claim(s)
+		switch {
+		case err != nil || again:
+			return driver.Lease{}, again, err
+		case !claimed && !req.Enqueue:
+			a.undo(e.name)
+			return driver.Lease{}, false, &driver.HeldError{}
+		case !claimed:
+			return driver.Lease{}, false, &driver.HeldError{Position: 1, Ticket: int64(create)}
+		}
+	}
+	b.mu.Lock()
 	defer b.mu.Unlock()
 	s = e.session
 	if create == 0 || e.create != create || s == nil || s.ended {
@@ -705,9 +766,14 @@ func (b *Backend) move(ctx context.Context, e *entry, create uint64, ttl time.Du
 		put := b.putOp(e, own.name, s)
 		free := *put
 		free.Verb, free.Session = api.KVUnlock, own.session
-		results, no, err := b.txn(ctx, []*api.KVTxnOp{
-			b.fence(s), {Verb: api.KVCheckIndex, Key: own.name, Index: own.mod}, &free, put,
-		})
+		ops := []*api.KVTxnOp{b.fence(s), {Verb: api.KVCheckIndex, Key: own.name, Index: own.mod}, &free, put}
+		b.mu.Lock()
+		claimed := e.claimed
+		b.mu.Unlock()
+		if claimed {
+			ops = append(ops, b.claimOps(e, s)...)
+		}
+		results, no, err := b.txn(ctx, ops)
 		if err != nil {
 			return false, err
 		}
@@ -802,9 +868,11 @@ func (b *Backend) delete(ctx context.Context, lease *driver.Lease) error {
 	b.mu.Lock()
 	e := b.entry(lease.Key, lease.Owner)
 	var own ticket
+	claimed := false
 	if e != nil && int64(e.create) == lease.Token {
 		own = ticket{name: e.name, mod: e.mod}
 		e.release = true
+		claimed = e.claimed
 	} else {
 		e = nil
 	}
@@ -826,11 +894,16 @@ func (b *Backend) delete(ctx context.Context, lease *driver.Lease) error {
 				return lostError(lease, len(st.list) > 0)
 			}
 			own = st.list[i]
+			claimed = b.opts.LockDelay > 0 && i == 0 && own.limit == 1 && own.mode == driver.Exclusive
 		}
-		_, no, err := b.txn(ctx, []*api.KVTxnOp{
+		ops := []*api.KVTxnOp{
 			{Verb: api.KVCheckIndex, Key: own.name, Index: own.mod},
 			{Verb: api.KVDelete, Key: own.name},
-		})
+		}
+		if claimed {
+			ops = append(ops, &api.KVTxnOp{Verb: api.KVDelete, Key: lockBase(b.opts.Prefix, lease.Key) + delayName})
+		}
+		_, no, err := b.txn(ctx, ops)
 		if err != nil {
 			return err
 		}

@@ -23,6 +23,9 @@ import (
 // absence of two keys that nobody has the lock or waits for it, and by one index
 // that nobody has come since it looked.
 //
+// dlm/KEY/delay is locked by who holds the lock for himself, if there is to be a
+// delay after his death: Consul delays keys, and those of tickets differ.
+//
 // The flags of a ticket tell its format, mode and limit, so that lists are
 // judged without their values. Its value is text: TTL in milliseconds, the time at
 // which it was made in milliseconds since 1970, owner and manager, with spaces
@@ -33,6 +36,7 @@ import (
 const (
 	lockName    = "lock"
 	queueName   = "queue"
+	delayName   = "delay"
 	waitSection = "wait/"
 	// No key of a lock begins with it: what follows = in those is hexadecimal.
 	sessionSection = "=s/"

@@ -32,12 +32,15 @@ type Options struct {
 	// for up to twice as long. It must be between 1s and 1h and is raised to
 	// MinSessionTTL. Defaults to 15s.
 	WaiterTTL time.Duration
-	// LockDelay is how long a lock that was taken at once stays free after the
-	// session of its holder was ended, by hand or because its process is gone: for
-	// writes of that process that come late. Those who waited already when that
-	// happened are not held up. It must be at most 60s. Defaults to 0: no delay, as
-	// Consul waits for a whole TTL already after the holder's own deadline, unless
-	// the session was ended by hand. Resources that check tokens need none.
+	// LockDelay is how long a lock stays free after the session of its holder has
+	// ended, by its TTL or by hand, for writes of that holder that come late. All
+	// clients that are to exclude each other should use the same. It holds for locks
+	// that one holds for himself, not for shared ones and permits, and costs a
+	// waiter that gets the lock one more request. It must be at most 60s.
+	//
+	// Defaults to 0: no delay. Consul waits for a whole TTL after a holder's own
+	// deadline anyway, unless somebody ends the session by hand, and resources that
+	// check tokens need none.
 	LockDelay time.Duration
 }
 

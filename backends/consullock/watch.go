@@ -226,7 +226,7 @@ func (b *Backend) grant(e *entry) {
 	if l == nil {
 		return
 	}
-	if !good(e.session, e.ttl) {
+	if !good(e.session, e.ttl) || b.delays(e) {
 		b.wake(e)
 		return
 	}
