@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/consul/api"
 
@@ -94,6 +95,63 @@ func pairs(results api.TxnResults, base string) []*api.KVPair {
 // consistent has the leader make sure that it is still the leader.
 func consistent(ctx context.Context) *api.QueryOptions {
 	return (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx)
+}
+
+// reading is a question for what there is of a lock that several calls share.
+type reading struct {
+	done chan struct{}
+	st   state // not to be changed
+	err  error
+	next *reading // for those who came after it was sent; guarded by Backend.mu
+}
+
+// readPatience bounds a question that is shared: callers have contexts of their
+// own.
+const readPatience = 10 * time.Second
+
+// readShared is read for many callers at the same time: those that come while a
+// question is under way share the next one.
+func (b *Backend) readShared(ctx context.Context, key string) (state, error) {
+	b.mu.Lock()
+	r := b.readings[key]
+	switch {
+	case b.ended:
+		b.mu.Unlock()
+		return state{}, driver.ErrClosed
+	case r == nil:
+		r = &reading{done: make(chan struct{})}
+		b.readings[key] = r
+		b.task(func() { b.readAll(key, r) })
+	default:
+		if r.next == nil {
+			r.next = &reading{done: make(chan struct{})}
+		}
+		r = r.next
+	}
+	b.mu.Unlock()
+	select {
+	case <-r.done:
+		return r.st, r.err
+	case <-ctx.Done():
+		return state{}, fmt.Errorf("consullock: no reply yet: %w", ctx.Err())
+	}
+}
+
+// readAll asks for as long as there is somebody to share the next answer.
+func (b *Backend) readAll(key string, r *reading) {
+	for r != nil {
+		ctx, cancel := context.WithTimeout(b.ctx, readPatience)
+		r.st, r.err = b.read(ctx, key)
+		cancel()
+		close(r.done)
+		b.mu.Lock()
+		if r = r.next; r == nil {
+			delete(b.readings, key)
+		} else {
+			b.readings[key] = r
+		}
+		b.mu.Unlock()
+	}
 }
 
 // read reads what there is of a lock.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,6 +35,7 @@ type Backend struct {
 	making    map[time.Duration]*making
 	listeners map[string]*listener
 	watching  int // how many locks are watched
+	readings  map[string]*reading
 }
 
 var (
@@ -90,6 +92,7 @@ func New(client *api.Client, opts *Options) (*Backend, error) {
 		slots: make(chan struct{}, maxCalls),
 		locks: make(map[string]*lock), sessions: make(map[time.Duration]*session), byID: make(map[string]*session),
 		making: make(map[time.Duration]*making), listeners: make(map[string]*listener),
+		readings: make(map[string]*reading),
 	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b, nil
@@ -271,7 +274,7 @@ func (a *acquisition) look() (driver.Lease, bool, error) {
 			return lease, free && err == nil && lease.Token == 0, err
 		}
 	}
-	st, err := b.read(a.ctx, a.req.Key)
+	st, err := b.readShared(a.ctx, a.req.Key)
 	if err != nil {
 		return driver.Lease{}, false, a.readFailed(err)
 	}
@@ -311,7 +314,7 @@ func (a *acquisition) lookAgain(create uint64) (driver.Lease, bool, error) {
 	if known && a.req.Enqueue {
 		return driver.Lease{}, false, &place
 	}
-	st, err := b.read(a.ctx, a.req.Key)
+	st, err := b.readShared(a.ctx, a.req.Key)
 	if err != nil {
 		return driver.Lease{}, false, a.readFailed(err)
 	}
@@ -515,7 +518,7 @@ func (a *acquisition) join(st state) (driver.Lease, bool, error) {
 // nothing has been added to that meanwhile.
 func (a *acquisition) try(st state) (driver.Lease, bool, error) {
 	b, req := a.b, a.req
-	probe := append(st.list, ticket{owner: req.Owner, mode: req.Mode, limit: req.Limit})
+	probe := append(slices.Clip(st.list), ticket{owner: req.Owner, mode: req.Mode, limit: req.Limit})
 	if !holds(probe, len(st.list)) {
 		return driver.Lease{}, false, &driver.HeldError{Holder: st.list[0].owner, Token: int64(st.list[0].create)}
 	}
@@ -669,7 +672,9 @@ func (a *acquisition) decide(st state, i int) (driver.Lease, bool, error) {
 	}
 	defer b.mu.Unlock()
 	held := placeAt(st.list, i)
-	e.place, e.granted = held, false
+	if p := &e.place; p.Ticket != held.Ticket || p.Position > held.Position {
+		e.place = held // or the watch has seen more
+	}
 	l := b.lock(e.key)
 	l.hot = time.Now()
 	b.watch(l)

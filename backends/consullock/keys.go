@@ -238,13 +238,18 @@ func parseValue(text string) (value, error) {
 func class(ttl, least time.Duration) time.Duration {
 	ttl = max(ttl, least)
 	step := time.Second
-	for _, s := range []time.Duration{4 * time.Hour, time.Hour, 10 * time.Minute, time.Minute, 10 * time.Second, 5 * time.Second} {
+	for _, s := range classSteps {
 		if ttl > 4*s {
 			step = s
 			break
 		}
 	}
 	return min((ttl+step-1)/step*step, maxSession)
+}
+
+var classSteps = []time.Duration{
+	4 * time.Hour, time.Hour, 30 * time.Minute, 10 * time.Minute, 5 * time.Minute, 2 * time.Minute, time.Minute,
+	30 * time.Second, 10 * time.Second, 5 * time.Second, 2 * time.Second,
 }
 
 // maxSession is the longest TTL of a session.

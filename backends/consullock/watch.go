@@ -213,6 +213,7 @@ func (b *Backend) placeOf(e *entry) (driver.HeldError, bool) {
 
 // wake tells a waiter that it is worth asking again. The mutex is held.
 func (b *Backend) wake(e *entry) {
+	e.place.Position = 0 // it is to ask the store
 	if l := b.listeners[e.manager]; l != nil {
 		l.tell(driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: e.key, Owner: e.owner}})
 	}

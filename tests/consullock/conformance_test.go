@@ -93,7 +93,7 @@ func config(list []*servers.Consul, cut *cuts) *consullock.Config {
 
 // unit is the TTL of the shortest session of the servers in tests, which lasts up
 // to twice as long.
-const unit = time.Second
+const unit = 2 * time.Second
 
 // harness is the harness of servers that each client reaches through proxies of
 // its own.

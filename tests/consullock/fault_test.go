@@ -1,14 +1,17 @@
 package consullock_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -449,24 +452,41 @@ func TestLockDelay(t *testing.T) {
 	}
 }
 
+// counter counts requests.
+type counter struct{ n atomic.Int64 }
+
+func (c *counter) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, network, addr)
+	return &counted{conn, c}, err
+}
+
+type counted struct {
+	net.Conn
+	counter *counter
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	if bytes.HasPrefix(p, []byte("PUT /")) || bytes.HasPrefix(p, []byte("GET /")) {
+		c.counter.n.Add(1)
+	}
+	return c.Conn.Write(p)
+}
+
 func TestThousandWaiters(t *testing.T) {
 	r := newRig(t, servers.StartConsulCluster(t, 1, nil))
 	const waiters, ttl = 1000, 15 * time.Second
+	var requests counter
 	var managers []*dlm.Manager
 	for range 4 {
-		managers = append(managers, r.manager(nil, func(_ *consullock.Config, o *consullock.Options) { o.WaiterTTL = ttl }))
+		managers = append(managers, r.manager(nil, func(c *consullock.Config, o *consullock.Options) {
+			o.WaiterTTL, c.Dial = ttl, requests.dial
+		}))
 	}
 	first := r.lock(managers[0], "k", ttl)
 	var mu sync.Mutex
 	var tokens []int64
 	var wg sync.WaitGroup
-	requests := func() int {
-		n := 0
-		for _, name := range []string{"consul.txn.apply", "consul.txn.read"} {
-			n += r.list[0].Metric(name)
-		}
-		return n
-	}
 	begin := time.Now()
 	for i := range waiters {
 		wg.Go(func() {
@@ -491,7 +511,11 @@ func TestThousandWaiters(t *testing.T) {
 	t.Logf("they queued up within %v", queued.Sub(begin))
 	r.release(first)
 	wg.Wait()
-	t.Logf("%d waiters took %v; %d transactions in the last interval of the server's metrics", waiters, time.Since(queued), requests())
+	each := float64(requests.n.Load()) / waiters
+	t.Logf("%d waiters took %v, %.1f requests each", waiters, time.Since(queued), each)
+	if each > 12 {
+		t.Errorf("there were %.1f requests for each waiter", each)
+	}
 	if len(tokens) != waiters {
 		t.Fatalf("%d of %d waiters were served", len(tokens), waiters)
 	}

@@ -341,28 +341,6 @@ func (c *Consul) ask(ctx context.Context, method, path, body string) ([]byte, er
 	return answer, err
 }
 
-// Metric returns how often the server has done something that it counts, such as
-// "consul.txn.apply".
-func (c *Consul) Metric(name string) int {
-	c.tb.Helper()
-	var metrics struct {
-		Counters, Samples []struct {
-			Name  string
-			Count int
-		}
-	}
-	if err := json.Unmarshal([]byte(c.Ask(http.MethodGet, "/v1/agent/metrics", "")), &metrics); err != nil {
-		c.tb.Fatalf("servers: Consul on %s: %v", c.Addr(), err)
-	}
-	n := 0
-	for _, m := range append(metrics.Counters, metrics.Samples...) {
-		if m.Name == name {
-			n += m.Count
-		}
-	}
-	return n
-}
-
 // close ends the server for good.
 func (c *Consul) close() {
 	c.mu.Lock()
