@@ -158,12 +158,15 @@ func (b *Backend) readAll(key string, r *reading) {
 func (b *Backend) read(ctx context.Context, key string) (state, error) {
 	base := lockBase(b.opts.Prefix, key)
 	var kvs api.KVPairs
+	var meta *api.QueryMeta
 	err := b.call(ctx, func(ctx context.Context) (err error) {
-		kvs, _, err = b.client.KV().List(base, consistent(ctx))
+		kvs, meta, err = b.client.KV().List(base, consistent(ctx))
 		return err
 	})
 	if err != nil {
 		return state{}, err
 	}
-	return parseState(base, kvs)
+	st, err := parseState(base, kvs)
+	st.index = meta.LastIndex
+	return st, err
 }

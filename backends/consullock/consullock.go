@@ -263,8 +263,12 @@ func (a *acquisition) look() (driver.Lease, bool, error) {
 	}
 	b := a.b
 	b.mu.Lock()
-	busy := b.lock(a.req.Key).busy(time.Now())
+	l := b.lock(a.req.Key)
+	busy, place := l.busy(time.Now()), l.placeBehind(a.req)
 	b.mu.Unlock()
+	if place != nil && a.req.Enqueue {
+		return a.queueUp(place)
+	}
 	if busy && a.req.Enqueue {
 		return a.enqueue()
 	}
@@ -456,8 +460,7 @@ func (a *acquisition) took(results api.TxnResults, name string, s *session, clai
 	kvs := pairs(results, name)
 	if len(kvs) == 0 {
 		// The server hides it from us, but it is there.
-		err := problem(ProblemPermission, nil, "the token may not read what it writes; it needs %s", rules(b.opts.Prefix))
-		return driver.Lease{}, false, a.failed(unconfirmed(a.ctx, err), s)
+		return driver.Lease{}, false, a.failed(unconfirmed(a.ctx, b.hidden()), s)
 	}
 	b.mu.Lock()
 	alive := b.made(e, name, kvs[0], s)
@@ -552,51 +555,91 @@ func (a *acquisition) try(st state) (driver.Lease, bool, error) {
 	return driver.Lease{}, true, nil
 }
 
-// enqueue makes a ticket behind all others, and sees who they are.
-func (a *acquisition) enqueue() (driver.Lease, bool, error) {
+// ticket makes a ticket behind all others. Without results it has not been made.
+func (a *acquisition) ticket(name string, more ...*api.KVTxnOp) (api.TxnResults, *session, driver.Lease, bool, error) {
 	b, req := a.b, a.req
 	s, err := b.session(a.ctx, class(min(req.TTL, b.opts.WaiterTTL), b.opts.MinSessionTTL))
 	if err != nil {
-		return driver.Lease{}, false, err
+		return nil, nil, driver.Lease{}, false, err
 	}
-	name := a.base + waitSection + escape(req.Owner)
-	ops := []*api.KVTxnOp{
+	ops := append([]*api.KVTxnOp{
 		b.fence(s),
 		{Verb: api.KVCheckNotExists, Key: name},
 		{Verb: api.KVSet, Key: a.base + queueName, Value: stamp()},
 		a.put(name, s),
-		{Verb: api.KVGetTree, Key: a.base},
-	}
+	}, more...)
 	results, no, err := b.txn(a.ctx, ops)
 	switch {
 	case err != nil:
-		return driver.Lease{}, false, a.failed(err, s)
+		return nil, nil, driver.Lease{}, false, a.failed(err, s)
 	case no != nil && no.op == 1:
 		// It is there, since a call by another client.
 		st, err := b.read(a.ctx, req.Key)
 		if err != nil {
-			return driver.Lease{}, false, a.readFailed(err)
+			return nil, nil, driver.Lease{}, false, a.readFailed(err)
 		}
 		if find(st.list, req.Owner) < 0 {
-			return driver.Lease{}, true, nil
+			return nil, nil, driver.Lease{}, true, nil
 		}
-		return a.join(st)
+		lease, again, err := a.join(st)
+		return nil, nil, lease, again, err
 	case no != nil:
-		if err := b.fenced(a.ctx, s); err != nil {
-			return driver.Lease{}, false, err
-		}
+		err := b.fenced(a.ctx, s)
+		return nil, nil, driver.Lease{}, err == nil, err
+	}
+	return results, s, driver.Lease{}, false, nil
+}
+
+// queueUp makes a ticket behind all others, of which a watch tells who they are.
+func (a *acquisition) queueUp(place *driver.HeldError) (driver.Lease, bool, error) {
+	b := a.b
+	name := a.base + waitSection + escape(a.req.Owner)
+	results, s, lease, again, err := a.ticket(name)
+	if results == nil {
+		return lease, again, err
+	}
+	kvs := pairs(results, name)
+	if len(kvs) == 0 {
+		a.undo(name)
+		return driver.Lease{}, false, b.hidden()
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.made(a.e, name, kvs[0], s) {
 		return driver.Lease{}, true, nil
+	}
+	place.Ticket = int64(a.e.create)
+	a.e.place = *place
+	l := b.lock(a.e.key)
+	l.hot = time.Now()
+	b.watch(l)
+	return driver.Lease{}, false, place
+}
+
+// hidden is the error if the server does not show what it has just written.
+func (b *Backend) hidden() error {
+	return problem(ProblemPermission, nil, "the token may not read what it writes; it needs %s", rules(b.opts.Prefix))
+}
+
+// enqueue makes a ticket behind all others, and sees who they are.
+func (a *acquisition) enqueue() (driver.Lease, bool, error) {
+	b, req := a.b, a.req
+	name := a.base + waitSection + escape(req.Owner)
+	results, s, lease, again, err := a.ticket(name, &api.KVTxnOp{Verb: api.KVGetTree, Key: a.base})
+	if results == nil {
+		return lease, again, err
 	}
 	st, err := parseState(a.base, pairs(results[min(3, len(results)):], a.base))
 	last := len(st.list) - 1
 	if err == nil && (last < 0 || st.list[last].name != name) {
-		err = problem(ProblemPermission, nil, "the token may not read what it writes; it needs %s", rules(b.opts.Prefix))
+		err = b.hidden()
 	}
 	if err != nil {
 		a.undo(name)
 		return driver.Lease{}, false, err
 	}
 	own := st.list[last]
+	st.index = own.create
 	b.mu.Lock()
 	alive := b.made(a.e, name, &api.KVPair{CreateIndex: own.create, ModifyIndex: own.mod}, s)
 	b.mu.Unlock()
@@ -678,6 +721,9 @@ func (a *acquisition) decide(st state, i int) (driver.Lease, bool, error) {
 	l := b.lock(e.key)
 	l.hot = time.Now()
 	b.watch(l)
+	if l.stop != nil && st.index > l.index {
+		l.list, l.index = st.list, st.index
+	}
 	return driver.Lease{}, false, &held
 }
 

@@ -130,6 +130,8 @@ type state struct {
 	// lock and queue are the indexes of the last change of these keys, 0 if they
 	// are not there.
 	lock, queue uint64
+	// index is up to where all that happened is in here.
+	index uint64
 }
 
 // parseState reads the keys of a lock, in any order. What is no ticket is passed

@@ -30,7 +30,8 @@ type Options struct {
 	// WaiterTTL is the TTL of the session that a waiter's ticket belongs to, if
 	// its lock has a longer one: a waiter that has died holds up those behind it
 	// for up to twice as long. It must be between 1s and 1h and is raised to
-	// MinSessionTTL. Defaults to 15s.
+	// MinSessionTTL. Defaults to 30s, so that locks with TTLs up to that never move to
+	// another session when they are granted.
 	WaiterTTL time.Duration
 	// LockDelay is how long a lock stays free after the session of its holder has
 	// ended, by its TTL or by hand, for writes of that holder that come late. All
@@ -48,7 +49,7 @@ const (
 	defaultPrefix    = "dlm/"
 	maxPrefixLen     = 128
 	defaultMinTTL    = 10 * time.Second
-	defaultWaiterTTL = 15 * time.Second
+	defaultWaiterTTL = 30 * time.Second
 	maxLockDelay     = time.Minute
 )
 

@@ -159,7 +159,7 @@ func (b *Backend) newSession(ctx context.Context, class time.Duration) (*session
 		err = fmt.Errorf("consullock: the session's key: %s", no.says)
 	}
 	if err == nil && (len(results) != 1 || results[0].KV == nil) {
-		err = problem(ProblemPermission, nil, "the token may not read what it writes; it needs %s", rules(b.opts.Prefix))
+		err = b.hidden()
 	}
 	if err != nil {
 		b.mu.Lock()

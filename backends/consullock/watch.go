@@ -13,10 +13,12 @@ import (
 )
 
 // One question for each lock waits for its keys to change, on behalf of all that
-// wait for it here. What comes is a list of all tickets, so nothing is missed, and
-// a list that is old is not wrong: who has left does not come back before the
-// ticket of a waiter, which keeps its place. Of a waiter's own ticket the session
-// tells how long it is sure to be there.
+// wait for it here. A list of all tickets is asked for when there are waiters here
+// that the last one does not know; otherwise the names of those that are still
+// there do, which are much less: who has come since is behind. So nothing is missed,
+// and what is old is not wrong: who has left does not come back before the ticket
+// of a waiter, which keeps its place. Of a waiter's own ticket the session tells how
+// long it is sure to be there.
 
 const (
 	// maxWatched is how many locks are watched at the same time. The waiters of
@@ -26,6 +28,9 @@ const (
 	// wait for its answer.
 	watchWait  = 10 * time.Second
 	watchGrace = 3 * time.Second
+	// relist is how often all tickets are listed anyway, as a ticket may have been
+	// made again under the same name.
+	relist = 5 * time.Second
 	// front is how near to the head a waiter always asks the store; those behind
 	// are told again what they were told before.
 	front = 3
@@ -41,8 +46,9 @@ type lock struct {
 	hot       time.Time         // when others were last seen to have it or wait for it
 
 	stop  context.CancelFunc // ends the watch; nil if there is none
-	list  []ticket           // as the watch has seen it, less those that have left
-	heard time.Time          // when it last answered
+	list  []ticket           // as last seen, less those that have left; not to be changed
+	index uint64             // all tickets that were made up to here are in the list
+	heard time.Time          // when the watch last answered
 }
 
 // busy says whether the lock is likely to be in use. The mutex is held.
@@ -70,7 +76,7 @@ func (b *Backend) settle(l *lock) {
 			}
 		}
 		l.stop()
-		l.stop, l.list, l.heard = nil, nil, time.Time{}
+		l.stop, l.list, l.index, l.heard = nil, nil, 0, time.Time{}
 		b.watching--
 	}
 	if len(l.entries) > 0 || b.locks[l.key] != l {
@@ -117,52 +123,110 @@ func (b *Backend) waitersOf(l *lock) []*entry {
 	return list
 }
 
+// placeBehind is the place that a request would get, if that is known, and if it
+// is none that holds the lock. The mutex is held.
+func (l *lock) placeBehind(req *driver.Request) *driver.HeldError {
+	if l.stop == nil || time.Since(l.heard) > watchWait+watchGrace || len(l.list) == 0 || l.list[0].limit != req.Limit ||
+		find(l.list, req.Owner) >= 0 {
+		return nil
+	}
+	list := append(slices.Clip(l.list), ticket{owner: req.Owner, mode: req.Mode, limit: req.Limit})
+	if holds(list, len(list)-1) {
+		return nil
+	}
+	held := placeAt(list, len(list)-1)
+	return &held
+}
+
 // watchLock asks for changes until nobody waits any more.
 func (b *Backend) watchLock(ctx context.Context, l *lock) {
-	var index uint64
+	var listed time.Time
+	var seen uint64 // index of the last change
 	for failures := 0; ctx.Err() == nil; {
-		within, cancel := context.WithTimeout(ctx, watchWait+watchWait/16+watchGrace)
-		var kvs api.KVPairs
-		var meta *api.QueryMeta
-		err := guard(within, func(ctx context.Context) (err error) {
-			q := &api.QueryOptions{WaitIndex: index, WaitTime: watchWait}
-			kvs, meta, err = b.client.KV().List(l.base, q.WithContext(ctx))
-			return err
-		})
-		cancel()
+		b.mu.Lock()
+		all := seen == 0 || time.Since(listed) > relist ||
+			slices.ContainsFunc(b.waitersOf(l), func(e *entry) bool { return e.create > l.index })
+		b.mu.Unlock()
+		after := seen
+		if all {
+			after = 0
+		}
+		st, names, err := b.change(ctx, l, after)
 		if err != nil {
 			failures++
 			sleep(ctx, backoff(failures))
 			continue
 		}
-		st, err := parseState(l.base, kvs)
-		if err != nil {
-			failures++
-			sleep(ctx, backoff(failures+4))
-			continue
-		}
 		failures = 0
-		if meta.LastIndex < index {
-			index = 0 // the servers have begun anew
-		} else {
-			index = meta.LastIndex
+		if seen = st.index; seen < after {
+			seen = 0 // the servers have begun anew
 		}
 		b.mu.Lock()
 		if ctx.Err() == nil {
-			l.list, l.heard = st.list, time.Now()
-			b.judge(l, index)
+			l.heard = time.Now()
+			switch {
+			case !all:
+				l.keep(names, st.index)
+			case st.index >= l.index:
+				l.list, l.index = st.list, st.index
+				fallthrough
+			default:
+				listed = l.heard
+			}
+			b.judge(l)
 			b.settle(l)
 		}
+		n := len(l.list)
 		b.mu.Unlock()
 		// Lists of long queues are work for all; so many changes at the same time
 		// are seen together.
-		sleep(ctx, time.Duration(len(st.list))*5*time.Microsecond)
+		sleep(ctx, time.Duration(n)*5*time.Microsecond)
 	}
 }
 
-// judge tells those who hold the lock by now, as the list shows that was seen at
-// an index. The mutex is held.
-func (b *Backend) judge(l *lock, index uint64) {
+// keep takes note of which tickets are still there at an index. The mutex is held.
+func (l *lock) keep(names []string, index uint64) {
+	there := make(map[string]struct{}, len(names))
+	for _, name := range names {
+		there[name] = struct{}{}
+	}
+	list := make([]ticket, 0, len(l.list))
+	for _, t := range l.list {
+		if _, ok := there[t.name]; ok || t.create > index {
+			list = append(list, t)
+		}
+	}
+	l.list = list
+}
+
+// change returns what there is of a lock, or, with the index of the last change
+// that is known, waits for another and returns the names of what is there.
+func (b *Backend) change(ctx context.Context, l *lock, index uint64) (st state, names []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, watchWait+watchWait/16+watchGrace)
+	defer cancel()
+	err = guard(ctx, func(ctx context.Context) error {
+		q := (&api.QueryOptions{WaitIndex: index, WaitTime: watchWait}).WithContext(ctx)
+		var kvs api.KVPairs
+		var meta *api.QueryMeta
+		var err error
+		if index == 0 {
+			kvs, meta, err = b.client.KV().List(l.base, q)
+		} else {
+			names, meta, err = b.client.KV().Keys(l.base, "", q)
+		}
+		if err != nil {
+			return err
+		}
+		st, err = parseState(l.base, kvs)
+		st.index = meta.LastIndex
+		return err
+	})
+	return st, names, err
+}
+
+// judge tells those who hold the lock by now, as the list shows. The mutex is
+// held.
+func (b *Backend) judge(l *lock) {
 	waiting := b.waitersOf(l)
 	if len(waiting) == 0 {
 		return
@@ -175,7 +239,7 @@ func (b *Backend) judge(l *lock, index uint64) {
 		i, ok := at[e.name]
 		switch {
 		case !ok || l.list[i].create != e.create:
-			if index >= e.create {
+			if l.index >= e.create {
 				b.wake(e) // its ticket is gone
 			}
 		case holds(l.list, i):
@@ -195,7 +259,7 @@ func (b *Backend) left(l *lock, create uint64) {
 	}
 	if i := slices.IndexFunc(l.list, func(t ticket) bool { return t.create == create }); i >= 0 {
 		l.list = slices.Delete(slices.Clone(l.list), i, i+1)
-		b.judge(l, 0)
+		b.judge(l)
 		b.settle(l)
 	}
 }

@@ -19,7 +19,7 @@ import (
 func init() {
 	storeFaults = append(storeFaults, func(err error) bool { return errors.As(err, new(*consullock.ServerError)) })
 	schemes["consul"] = scheme{
-		usage: `  consul://HOST[:PORT],HOST[:PORT],...[/PREFIX]?dc=NAME&waiter_ttl=15s&lock_delay=0s
+		usage: `  consul://HOST[:PORT],HOST[:PORT],...[/PREFIX]?dc=NAME&waiter_ttl=30s&lock_delay=0s
       Consul, 1.10 or later: the local agent, or several to be used in turn.
       PREFIX/ begins the keys of locks, dlm/ by default. The ACL token is in the
       environment, as DLM_CONSUL_TOKEN, or stands in the URL as :TOKEN@. A process

@@ -11,7 +11,7 @@ func TestConsulURL(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ text, want string }{
 		{"consul://h", ""},
-		{"consul://h:8500,i,[::1]:1/app/one?dc=dc2&min_session=10s&waiter_ttl=15s&lock_delay=5s", ""},
+		{"consul://h:8500,i,[::1]:1/app/one?dc=dc2&min_session=10s&waiter_ttl=30s&lock_delay=5s", ""},
 		{"consul://:token@h", ""},
 		{"consuls://h?server_name=x&ca=y", ""},
 		{"consul:h", "two slashes"},
