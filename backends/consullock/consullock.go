@@ -433,7 +433,9 @@ func (a *acquisition) put(name string, s *session) *api.KVTxnOp {
 }
 
 func (b *Backend) putOp(e *entry, name string, s *session) *api.KVTxnOp {
+	b.mu.Lock()
 	v := value{ttl: e.ttl, made: e.made, owner: e.owner, manager: e.manager}
+	b.mu.Unlock()
 	return &api.KVTxnOp{Verb: api.KVLock, Key: name, Flags: flagsOf(e.mode, e.limit), Session: s.id, Value: []byte(v.String())}
 }
 
@@ -483,6 +485,9 @@ func (b *Backend) made(e *entry, name string, kv *api.KVPair, s *session) bool {
 	e.claimed = false
 	b.attach(e, s)
 	if !s.ended {
+		if b.entry(e.key, e.owner) == nil {
+			b.add(e) // it was withdrawn meanwhile, and will be again
+		}
 		return true
 	}
 	// It came to its end meanwhile, with all that belongs to it.
@@ -754,7 +759,7 @@ func (a *acquisition) confirm() (driver.Lease, bool, error) {
 	}
 	b.mu.Lock()
 	s = e.session
-	early := b.delays(e) && !e.claimed && s != nil
+	early, name := b.delays(e) && !e.claimed && s != nil, e.name
 	b.mu.Unlock()
 	if early {
 		claimed, again, err := a.claim(s)
@@ -762,7 +767,7 @@ func (a *acquisition) confirm() (driver.Lease, bool, error) {
 		case err != nil || again:
 			return driver.Lease{}, again, err
 		case !claimed && !req.Enqueue:
-			a.undo(e.name)
+			a.undo(name)
 			return driver.Lease{}, false, &driver.HeldError{}
 		case !claimed:
 			return driver.Lease{}, false, &driver.HeldError{Position: 1, Ticket: int64(create)}

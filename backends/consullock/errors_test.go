@@ -56,7 +56,7 @@ func TestClassify(t *testing.T) {
 			t.Parallel()
 			err := b.classify(context.Background(), c.err)
 			for _, sentinel := range []error{driver.ErrNotApplied, driver.ErrInvalid} {
-				if errors.Is(err, sentinel) != (sentinel == c.want) {
+				if errors.Is(err, sentinel) != errors.Is(c.want, sentinel) {
 					t.Errorf("%v matches %v: %t", err, sentinel, errors.Is(err, sentinel))
 				}
 			}

@@ -70,7 +70,9 @@ func TestParseState(t *testing.T) {
 	dead.Session, strange.Flags = "", 7
 	st, err := parseState("p/k/", []*api.KVPair{
 		pair("p/k/wait/b", 9, driver.Exclusive, 1), pair("p/k/wait/a", 8, driver.Shared, 1), pair("p/k/lock", 7, driver.Exclusive, 1),
-		{Key: "p/k/queue", ModifyIndex: 11}, {Key: "p/k/other"}, pair("p/k/wait/=zz", 1, 0, 1), dead, strange,
+		{Key: "p/k/queue", ModifyIndex: 11},
+		{Key: "p/k/other"},
+		pair("p/k/wait/=zz", 1, 0, 1), dead, strange,
 		pair("p/kk/lock", 1, 0, 1),
 	})
 	if err != nil || st.lock != 107 || st.queue != 11 || len(st.list) != 3 {
@@ -94,8 +96,25 @@ func TestHolders(t *testing.T) {
 		kinds string // x and s with limit 1, 2 and 3 permits
 		want  int
 	}{
-		{"", 0}, {"x", 1}, {"xx", 1}, {"xs", 1}, {"s", 1}, {"ss", 2}, {"ssx", 2}, {"ssxs", 2}, {"sx", 1},
-		{"2", 1}, {"22", 2}, {"222", 2}, {"3333", 3}, {"x2", 1}, {"2x", 1}, {"23", 1}, {"s2", 1}, {"2s2", 1}, {"32", 1},
+		{"", 0},
+		{"x", 1},
+		{"xx", 1},
+		{"xs", 1},
+		{"s", 1},
+		{"ss", 2},
+		{"ssx", 2},
+		{"ssxs", 2},
+		{"sx", 1},
+		{"2", 1},
+		{"22", 2},
+		{"222", 2},
+		{"3333", 3},
+		{"x2", 1},
+		{"2x", 1},
+		{"23", 1},
+		{"s2", 1},
+		{"2s2", 1},
+		{"32", 1},
 	} {
 		var list []ticket
 		for i, k := range c.kinds {
@@ -146,8 +165,13 @@ func TestOlder(t *testing.T) {
 		a, b string
 		want bool
 	}{
-		{"1.9.17", "1.10", true}, {"1.10.0", "1.10", false}, {"1.14.11", "1.10", false}, {"2.0", "1.10", false},
-		{"1.10.0-dev", "1.10", false}, {"0.7", "1.10", true}, {"1", "1.10", true},
+		{"1.9.17", "1.10", true},
+		{"1.10.0", "1.10", false},
+		{"1.14.11", "1.10", false},
+		{"2.0", "1.10", false},
+		{"1.10.0-dev", "1.10", false},
+		{"0.7", "1.10", true},
+		{"1", "1.10", true},
 	} {
 		if got := older(c.a, c.b); got != c.want {
 			t.Errorf("%s before %s: %t", c.a, c.b, got)

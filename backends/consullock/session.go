@@ -281,9 +281,10 @@ func (b *Backend) watchSession(s *session) {
 		case entry == nil:
 			// It is the leader that says so, which may be one that does not know yet
 			// of a session that was just made.
-			if b.renew(s.ctx, s) == nil {
-				sleep(s.ctx, backoff(1))
-			}
+			ctx, cancel := context.WithTimeout(s.ctx, sessionPatience)
+			_ = b.renew(ctx, s) // or it is asked again
+			cancel()
+			sleep(s.ctx, backoff(1))
 		}
 		failures = 0
 		if meta.LastIndex < index {
