@@ -61,6 +61,7 @@ type entry struct {
 	create  uint64    // ticket and token; 0 if it is not known to exist
 	mod     uint64    // index of the last change of its key
 	granted bool
+	first   bool // nothing stands in its way, but it has not been granted
 	claimed bool // it has the key that is delayed
 	release bool // it is being given up
 	session *session
@@ -314,8 +315,12 @@ func (a *acquisition) lookAgain(create uint64) (driver.Lease, bool, error) {
 	b := a.b
 	b.mu.Lock()
 	place, known := b.placeOf(a.e)
+	first := a.e.first && a.e.create == create && a.e.session != nil
 	b.mu.Unlock()
-	if known && a.req.Enqueue {
+	switch {
+	case first:
+		return a.confirm()
+	case known && a.req.Enqueue:
 		return driver.Lease{}, false, &place
 	}
 	st, err := b.readShared(a.ctx, a.req.Key)
@@ -442,18 +447,22 @@ func (b *Backend) putOp(e *entry, name string, s *session) *api.KVTxnOp {
 // failed notes that the ticket may be there, or may still come, if the error does
 // not say that it will not.
 func (a *acquisition) failed(err error, s *session) error {
-	if certain(err) {
-		return err
-	}
-	a.b.mu.Lock()
-	defer a.b.mu.Unlock()
-	if a.e.unsure == nil {
-		a.e.unsure = make(map[*session]struct{})
-	}
-	if !s.ended {
-		a.e.unsure[s] = struct{}{}
-	}
+	a.b.doubt(a.e, err, s)
 	return err
+}
+
+// doubt notes that a request in the name of a session may still come into effect,
+// if the error does not say that it will not.
+func (b *Backend) doubt(e *entry, err error, s *session) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if certain(err) || s.ended {
+		return
+	}
+	if e.unsure == nil {
+		e.unsure = make(map[*session]struct{})
+	}
+	e.unsure[s] = struct{}{}
 }
 
 // took notes that the lock was free and has been taken.
@@ -482,7 +491,7 @@ func (a *acquisition) took(results api.TxnResults, name string, s *session, clai
 // mutex is held.
 func (b *Backend) made(e *entry, name string, kv *api.KVPair, s *session) bool {
 	e.name, e.create, e.mod, e.granted = name, kv.CreateIndex, kv.ModifyIndex, false
-	e.claimed = false
+	e.first, e.claimed = false, false
 	b.attach(e, s)
 	if !s.ended {
 		if b.entry(e.key, e.owner) == nil {
@@ -508,7 +517,7 @@ func (a *acquisition) join(st state) (driver.Lease, bool, error) {
 			return driver.Lease{}, false, otherKind(req)
 		}
 		b.mu.Lock()
-		e.name, e.create, e.mod, e.granted = t.name, t.create, t.mod, false
+		e.name, e.create, e.mod, e.granted, e.first = t.name, t.create, t.mod, false, false
 		b.attach(e, b.byID[t.session])
 		b.mu.Unlock()
 		return a.decide(st, i)
@@ -779,7 +788,7 @@ func (a *acquisition) confirm() (driver.Lease, bool, error) {
 	if create == 0 || e.create != create || s == nil || s.ended {
 		return driver.Lease{}, true, nil
 	}
-	e.granted = true
+	e.granted, e.first = true, false
 	return b.leaseOf(e, req.TTL, a.start), false, nil
 }
 
@@ -793,28 +802,37 @@ func (b *Backend) leaseOf(e *entry, ttl time.Duration, from time.Time) driver.Le
 // move puts a ticket on a session for a TTL; it keeps its create index. It
 // returns false if the ticket is gone.
 func (b *Backend) move(ctx context.Context, e *entry, create uint64, ttl time.Duration) (bool, error) {
+	b.mu.Lock()
+	var own ticket
+	if e.create == create && e.session != nil {
+		own = ticket{name: e.name, create: create, mod: e.mod, session: e.session.id}
+	}
+	b.mu.Unlock()
 	for range maxLooks {
 		s, err := b.session(ctx, class(ttl, b.opts.MinSessionTTL))
 		if err != nil {
 			return false, err
 		}
-		st, err := b.read(ctx, e.key)
-		if err != nil {
-			return false, err
-		}
-		i := find(st.list, e.owner)
-		if i < 0 || st.list[i].create != create {
-			b.mu.Lock()
-			if e.create == create {
-				b.attach(e, nil)
-				e.create, e.granted = 0, false
+		if own.name == "" {
+			st, err := b.read(ctx, e.key)
+			if err != nil {
+				return false, err
 			}
-			b.mu.Unlock()
-			return false, nil
+			i := find(st.list, e.owner)
+			if i < 0 || st.list[i].create != create {
+				b.mu.Lock()
+				if e.create == create {
+					b.attach(e, nil)
+					e.create, e.granted = 0, false
+				}
+				b.mu.Unlock()
+				return false, nil
+			}
+			own = st.list[i]
 		}
-		own := st.list[i]
 		if own.session == s.id {
 			b.mu.Lock()
+			e.mod = own.mod
 			b.attach(e, s)
 			b.mu.Unlock()
 			return true, nil
@@ -831,9 +849,11 @@ func (b *Backend) move(ctx context.Context, e *entry, create uint64, ttl time.Du
 		}
 		results, no, err := b.txn(ctx, ops)
 		if err != nil {
+			b.doubt(e, err, s)
 			return false, err
 		}
 		if no != nil {
+			own = ticket{}
 			if no.op != 1 {
 				if err := b.fenced(ctx, s); err != nil {
 					return false, err
@@ -924,7 +944,7 @@ func (b *Backend) delete(ctx context.Context, lease *driver.Lease) error {
 	b.mu.Lock()
 	e := b.entry(lease.Key, lease.Owner)
 	var own ticket
-	claimed := false
+	claimed, base := false, lockBase(b.opts.Prefix, lease.Key)
 	if e != nil && int64(e.create) == lease.Token {
 		own = ticket{name: e.name, mod: e.mod}
 		e.release = true
@@ -946,7 +966,7 @@ func (b *Backend) delete(ctx context.Context, lease *driver.Lease) error {
 			}
 			i := find(st.list, lease.Owner)
 			if i < 0 || int64(st.list[i].create) != lease.Token {
-				b.gone(lease)
+				b.gone(lease, false)
 				return lostError(lease, len(st.list) > 0)
 			}
 			own = st.list[i]
@@ -957,14 +977,19 @@ func (b *Backend) delete(ctx context.Context, lease *driver.Lease) error {
 			{Verb: api.KVDelete, Key: own.name},
 		}
 		if claimed {
-			ops = append(ops, &api.KVTxnOp{Verb: api.KVDelete, Key: lockBase(b.opts.Prefix, lease.Key) + delayName})
+			ops = append(ops, &api.KVTxnOp{Verb: api.KVDelete, Key: base + delayName})
 		}
-		_, no, err := b.txn(ctx, ops)
+		fast := own.name == base+lockName
+		if fast {
+			// Others may have come and gone.
+			ops = append(ops, &api.KVTxnOp{Verb: api.KVGetTree, Key: base + queueName})
+		}
+		results, no, err := b.txn(ctx, ops)
 		if err != nil {
 			return err
 		}
 		if no == nil {
-			b.gone(lease)
+			b.gone(lease, !fast || len(pairs(results, base+queueName)) > 0)
 			return nil
 		}
 		// It is on another session, or gone.
@@ -974,22 +999,18 @@ func (b *Backend) delete(ctx context.Context, lease *driver.Lease) error {
 }
 
 // gone takes note that a ticket has been deleted, and that the next may hold the
-// lock therefore.
-func (b *Backend) gone(lease *driver.Lease) {
+// lock therefore. There may be a queue to be tidied up.
+func (b *Backend) gone(lease *driver.Lease, queue bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	l := b.locks[lease.Key]
-	if l == nil {
-		return
+	if l := b.locks[lease.Key]; l != nil {
+		if e := l.entries[lease.Owner]; e != nil && int64(e.create) == lease.Token {
+			e.create, e.granted = 0, false
+			b.forget(e)
+		}
+		b.left(l, uint64(lease.Token))
 	}
-	fast := false
-	if e := l.entries[lease.Owner]; e != nil && int64(e.create) == lease.Token {
-		fast = e.name == l.base+lockName
-		e.create, e.granted = 0, false
-		b.forget(e)
-	}
-	b.left(l, uint64(lease.Token))
-	if !fast && b.alone(lease.Key) {
+	if queue && b.alone(lease.Key) {
 		b.task(func() { b.tidy(lease.Key) })
 	}
 }

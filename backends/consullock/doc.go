@@ -12,6 +12,9 @@
 //     lost at its deadline, and ends with its session.
 //   - It does not promise anything if the servers forget what they have
 //     acknowledged, because their data were lost or restored from a snapshot.
+//   - A session belongs to the node of the agent that it was made through. If that
+//     agent leaves the datacenter (consul leave) or is deregistered, Consul ends its
+//     sessions, and their locks are lost; that is told at once.
 //   - It does not protect from a token that may read only some of the keys: Consul
 //     hides the others, and so who holds a lock.
 //

@@ -292,6 +292,7 @@ func (b *Backend) grant(e *entry) {
 		return
 	}
 	if !good(e.session, e.ttl) || b.delays(e) {
+		e.first = true
 		b.wake(e)
 		return
 	}

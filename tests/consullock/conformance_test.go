@@ -26,6 +26,7 @@ type cuts struct {
 
 	mu      sync.Mutex
 	proxies map[string]*servers.Proxy // by the server's address
+	fault   func(*servers.Proxy)      // of all of them
 	closed  bool
 }
 
@@ -60,6 +61,9 @@ func (c *cuts) to(addr string) (*servers.Proxy, error) {
 		}
 		p = servers.StartProxy(withoutCleanup{c.tb}, addr)
 		c.proxies[addr] = p
+		if c.fault != nil {
+			c.fault(p)
+		}
 	}
 	return p, nil
 }
@@ -73,10 +77,11 @@ func (c *cuts) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	return d.DialContext(ctx, network, p.Addr())
 }
 
-// each applies a fault to all proxies.
+// each applies a fault to all proxies, those to come included.
 func (c *cuts) each(fault func(*servers.Proxy)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.fault = fault
 	for _, p := range c.proxies {
 		fault(p)
 	}

@@ -402,6 +402,32 @@ func TestProcessDies(t *testing.T) {
 	r.until("all keys of the lock are gone", func() bool { return len(r.keys("k/")) == 0 })
 }
 
+// Nothing is left of those who came and went while a lock was held.
+func TestNothingIsLeft(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, servers.StartConsulCluster(t, 1, nil))
+	a, b := r.manager(nil), r.manager(nil)
+	const ttl = 10 * time.Second
+	for i, shared := range []bool{false, true} {
+		key := fmt.Sprint("k", i)
+		l, err := a.Acquire(r.within(), key, ttl, &dlm.AcquireOptions{Shared: shared})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		other, err := b.Acquire(ctx, key, ttl, &dlm.AcquireOptions{Shared: shared})
+		cancel()
+		if shared && err == nil {
+			r.release(other)
+		} else if !errors.Is(err, dlm.ErrHeld) {
+			t.Fatalf("another asks for %q: %v", key, err)
+		}
+		r.until("the other has left", func() bool { return len(r.tickets(key)) == 1 })
+		r.release(l)
+		r.until("all keys of the lock are gone", func() bool { return len(r.keys(key+"/")) == 0 })
+	}
+}
+
 // Consul keeps a lock free for some time after its holder died if that is asked
 // for, and not otherwise (CON2).
 func TestLockDelay(t *testing.T) {
