@@ -15,6 +15,8 @@
 //   - A session belongs to the node of the agent that it was made through. If that
 //     agent leaves the datacenter (consul leave) or is deregistered, Consul ends its
 //     sessions, and their locks are lost; that is told at once.
+//   - It does not know the namespaces and partitions of Consul Enterprise: a client
+//     that is set up for one cannot be used. Use [Options.Prefix].
 //   - It does not protect from a token that may read only some of the keys: Consul
 //     hides the others, and so who holds a lock.
 //
