@@ -50,12 +50,13 @@
 //
 // Locks share sessions, one for each class of TTLs, without health checks, so that
 // they do not depend on gossip. Each is renewed every quarter of its TTL by one
-// goroutine. A renewal is answered by the leader without a log entry, and one that
-// has been replaced without noticing may still answer. That does no harm, because the new
-// one lets all sessions run anew, and for twice their TTL. The deadline of a lock
-// counts from before the last answered renewal of its session was sent, and only
-// once. The keeper's renewals also ask whether the keys are still there, for 100
-// locks at once.
+// goroutine. The deadline of a lock counts from before the last answered renewal of
+// its session was sent. A renewal is answered by the leader without a log entry, so
+// one that has been replaced may still answer, until it notices. That does no harm,
+// as the new one lets all sessions run anew, and for twice their TTL, unless the old
+// one was stopped for longer than a TTL and answers in the moment it goes on. The
+// keeper's renewals also ask whether the keys are still there, for 100 locks at
+// once.
 //
 // A lock ends in the store when it is released, which the manager also does with
 // one whose TTL runs out although its process lives, or when its session does. If
