@@ -97,8 +97,8 @@ func checkPrefix(prefix string) error {
 			return invalidf("Options.Prefix is %q, must have only letters, digits and characters of -_.:/", prefix)
 		}
 	}
-	parts := strings.Split(strings.TrimSuffix(prefix, "/"), "/")
-	for _, part := range parts {
+	parts := strings.SplitSeq(strings.TrimSuffix(prefix, "/"), "/")
+	for part := range parts {
 		if part == "" || part == "." || part == ".." {
 			return invalidf("Options.Prefix is %q, must not begin with a slash, nor have a part that is empty, . or ..", prefix)
 		}

@@ -378,7 +378,7 @@ func (b *Backend) refence(ctx context.Context, e *entry) (state, error) {
 		}
 		results, no, err := b.txn(ctx, []*api.KVTxnOp{
 			{Verb: api.KVCheckSession, Key: s.name, Session: s.id},
-			{Verb: api.KVSet, Key: s.name, Value: []byte(fmt.Sprint(rand.Uint64()))},
+			{Verb: api.KVSet, Key: s.name, Value: stamp()},
 		})
 		if err != nil {
 			return state{}, err

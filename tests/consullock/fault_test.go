@@ -530,7 +530,7 @@ func TestThousandWaiters(t *testing.T) {
 		})
 	}
 	r.until("all are in the queue", func() bool {
-		time.Sleep(100 * time.Millisecond) // it is a long list to ask for
+		time.Sleep(500 * time.Millisecond) // it is a long list to ask for
 		return len(r.tickets("k")) == waiters+1
 	})
 	queued := time.Now()
