@@ -639,6 +639,57 @@ func TestAnswerIsLost(t *testing.T) {
 	}
 }
 
+// More locks are waited for than are watched.
+func TestManyLocksAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, servers.StartConsulCluster(t, 1, nil))
+	a, b := r.manager(nil), r.manager(nil)
+	const n, ttl = 40, 10 * time.Second
+	var locks []*dlm.Lock
+	var got []<-chan *dlm.Lock
+	for i := range n {
+		key := fmt.Sprint("k", i)
+		locks = append(locks, r.lock(a, key, ttl))
+		got = append(got, r.queue(b, key, ttl))
+	}
+	begin := time.Now()
+	for _, l := range locks {
+		r.release(l)
+	}
+	for i, next := range got {
+		l := r.get(next, fmt.Sprintf("the waiter of lock %d", i))
+		if l.Token <= locks[i].Token {
+			t.Errorf("token %d after %d", l.Token, locks[i].Token)
+		}
+		r.release(l)
+	}
+	t.Logf("all were handed over within %v", time.Since(begin))
+}
+
+// Close leaves no connection of a client of its own.
+func TestClose(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, servers.StartConsulCluster(t, 1, nil))
+	cut := newCuts(t)
+	m := r.manager(cut)
+	l := r.lock(m, "k", 10*time.Second)
+	p, err := cut.to(r.list[0].Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Conns() == 0 {
+		t.Error("there is no connection")
+	}
+	if err := m.Close(r.within()); err != nil {
+		t.Fatal(err)
+	}
+	r.lostWithin(l, time.Second, dlm.ReasonClosed)
+	r.until("all connections are closed", func() bool { return p.Conns() == 0 })
+	if left := r.keys(""); len(left) > 0 {
+		t.Errorf("left behind: %+v", left)
+	}
+}
+
 // A server that hangs: Done closes at the deadline, and calls end with their
 // contexts.
 func TestServerHangs(t *testing.T) {
