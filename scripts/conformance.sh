@@ -15,6 +15,8 @@ redis-quorum) dir=tests/redislock test=TestConformanceQuorum ;;
 etcd) dir=tests/etcdlock test=TestConformanceSingle ;;
 etcd-old) dir=tests/etcdlock test=TestConformanceOld ;;
 etcd-three) dir=tests/etcdlock test=TestConformanceThree ;;
+consul) dir=tests/consullock test=TestConformanceSingle ;;
+consul-three) dir=tests/consullock test=TestConformanceThree ;;
 pg) dir=tests/pglock test=TestConformancePg ;;
 pg-bouncer) dir=tests/pglock test=TestConformancePgBouncer ;;
 pg-sql) dir=tests/pglock test=TestConformancePgSQL ;;

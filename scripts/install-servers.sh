@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
 # Installs the servers that tests start as child processes, those that are
 # missing, with apt-get. The services of the packages are not started; one that
-# runs already is left alone. It says nothing if there is nothing to do.
+# runs already is left alone. Those that are no packages are built. It says nothing
+# if there is nothing to do.
 set -euo pipefail
+
+# Where they cannot be built, tests skip them, or fail if they must not.
+(cd "$(dirname "$0")/.." && go run ./tests/servers/buildservers) ||
+	echo "install-servers: not all servers could be built" >&2
 
 # The program or file that tests look for, and the Debian package that has it.
 # Some programs are where only their own tools look for them.

@@ -299,7 +299,7 @@ func TestInspectStoreUnusable(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	t.Parallel()
-	if out := ok(t, "", "version"); !strings.HasPrefix(out, "dlm ") || !strings.Contains(out, "; stores: etcd, etcds, postgres, ") || !strings.HasSuffix(out, ", sqlite, zk, zks\n") {
+	if out := ok(t, "", "version"); !strings.HasPrefix(out, "dlm ") || !strings.Contains(out, "; stores: consul, consuls, etcd, etcds, postgres, ") || !strings.HasSuffix(out, ", sqlite, zk, zks\n") {
 		t.Errorf("got %q", out)
 	}
 	var v versionJSON
@@ -391,7 +391,7 @@ func TestUsage(t *testing.T) {
 		{run("--grace", "16s"), "", "at most 15s"},
 		{run("--grace", "2s"), "", "above 2s"},
 		{run(), "DLM_GRACE=1m", "at most 15s"},
-		{run("--backend", "bogus://x"), "", `--backend: unknown kind of store "bogus", must be one of: etcd, etcds, postgres, `},
+		{run("--backend", "bogus://x"), "", `--backend: unknown kind of store "bogus", must be one of: consul, consuls, etcd, etcds, postgres, `},
 		{run("--backend", "redis://h/x"), "", `--backend: the path is "x" where the number`},
 		{run("--backend", "sqlite://a,b"), "", "three slashes"},
 		{run("--backend", "/path"), "", "unknown kind of store"},

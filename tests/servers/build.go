@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,25 @@ import (
 var built struct {
 	sync.Mutex
 	paths map[string]string
+}
+
+// Build builds all servers that are built from modules of their own. It says what
+// it begins to build, if anything.
+func Build(w io.Writer) error {
+	for _, name := range []string{"etcdnode", "consulnode"} {
+		path, err := builtPath(name)
+		if err != nil {
+			return err
+		}
+		if _, err := os.Stat(path); err == nil {
+			continue
+		}
+		fmt.Fprintf(w, "building %s\n", name)
+		if _, err := builtProgram(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // builtProgram returns the path of a server that is built from a module of its
@@ -38,12 +58,12 @@ func builtProgram(name string) (string, error) {
 	return path, nil
 }
 
-func build(name string) (string, error) {
-	_, file, _, ok := runtime.Caller(0)
-	if !ok || !filepath.IsAbs(file) {
-		return "", errors.New("the sources are not known, as this was built with -trimpath")
+// builtPath is where a server is once it has been built.
+func builtPath(name string) (string, error) {
+	dir, err := sourcesOf(name)
+	if err != nil {
+		return "", err
 	}
-	dir := filepath.Join(filepath.Dir(file), name)
 	hash := sha256.New()
 	for _, source := range []string{"main.go", "go.mod", "go.sum"} {
 		data, err := os.ReadFile(filepath.Join(dir, source))
@@ -57,11 +77,30 @@ func build(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cache = filepath.Join(cache, "dlm-test-servers")
-	path := filepath.Join(cache, fmt.Sprintf("%s-%x", name, hash.Sum(nil)[:12]))
+	return filepath.Join(cache, "dlm-test-servers", fmt.Sprintf("%s-%x", name, hash.Sum(nil)[:12])), nil
+}
+
+func sourcesOf(name string) (string, error) {
+	_, file, _, ok := runtime.Caller(0)
+	if !ok || !filepath.IsAbs(file) {
+		return "", errors.New("the sources are not known, as this was built with -trimpath")
+	}
+	return filepath.Join(filepath.Dir(file), name), nil
+}
+
+func build(name string) (string, error) {
+	dir, err := sourcesOf(name)
+	if err != nil {
+		return "", err
+	}
+	path, err := builtPath(name)
+	if err != nil {
+		return "", err
+	}
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
+	cache := filepath.Dir(path)
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
