@@ -109,7 +109,8 @@ type advKey struct {
 	number  int64
 	key     string
 	busy    bool            // somebody has the turn
-	queue   []chan struct{} // who waits for it
+	queue   []chan struct{} // who waits for it, in order
+	first   int             // so many of them, at its head, give something up
 	grants  map[string]*advGrant
 	tickets map[string]*advTicket
 }
@@ -294,7 +295,8 @@ func (a *Advisory) turn(ctx context.Context, key string, first bool) (*advKey, e
 	}
 	mine := make(chan struct{})
 	if first {
-		k.queue = slices.Insert(k.queue, 0, mine)
+		k.queue = slices.Insert(k.queue, k.first, mine)
+		k.first++
 	} else {
 		k.queue = append(k.queue, mine)
 	}
@@ -308,6 +310,9 @@ func (a *Advisory) turn(ctx context.Context, key string, first bool) (*advKey, e
 	a.mu.Lock()
 	if i := slices.Index(k.queue, mine); i >= 0 {
 		k.queue = slices.Delete(k.queue, i, i+1)
+		if i < k.first {
+			k.first--
+		}
 		a.mu.Unlock()
 	} else { // it came all the same
 		a.mu.Unlock()
@@ -326,6 +331,7 @@ func (a *Advisory) pass(k *advKey) {
 	if len(k.queue) > 0 {
 		close(k.queue[0])
 		k.queue = k.queue[1:]
+		k.first = max(0, k.first-1)
 		return
 	}
 	k.busy = false

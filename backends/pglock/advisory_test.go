@@ -149,15 +149,17 @@ func TestAdvisoryTurns(t *testing.T) {
 	queued(2)
 	wait("third", false)
 	queued(3)
-	wait("first", true)
+	wait("giving up", true)
 	queued(4)
+	wait("giving up later", true)
+	queued(5)
 	cancel()
 	if err := within(t, gone); !errors.Is(err, context.Canceled) || !errors.Is(err, driver.ErrNotApplied) {
 		t.Error(err)
 	}
 	a.pass(k)
 	wg.Wait()
-	for _, want := range []string{"first", "second", "third"} {
+	for _, want := range []string{"giving up", "giving up later", "second", "third"} {
 		if got := within(t, order); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
