@@ -14,7 +14,10 @@
 //     acknowledged, because their data were lost or restored from a snapshot.
 //   - A session belongs to the node of the agent that it was made through. If that
 //     agent leaves the datacenter (consul leave) or is deregistered, Consul ends its
-//     sessions, and their locks are lost; that is told at once.
+//     sessions, and their locks are lost; that is told at once. By default
+//     autopilot deregisters a server within seconds of its death
+//     (cleanup_dead_servers), so use the agent of the own machine rather than a
+//     server, or turn that off.
 //   - It does not know the namespaces and partitions of Consul Enterprise: a client
 //     that is set up for one cannot be used. Use [Options.Prefix].
 //   - It does not protect from a token that may read only some of the keys: Consul

@@ -236,7 +236,16 @@ func (b *Backend) renew(ctx context.Context, s *session) error {
 	gone := false
 	err := b.call(ctx, func(ctx context.Context) error {
 		entry, _, err := b.client.Session().Renew(s.id, (&api.WriteOptions{}).WithContext(ctx))
-		gone = entry == nil && err == nil
+		if err != nil || entry != nil {
+			return err
+		}
+		// One that has just become the leader may not know of the session yet, and
+		// answers nonetheless.
+		entry, _, err = b.client.Session().Info(s.id, consistent(ctx))
+		if err == nil && entry != nil {
+			err = errors.New("the leader did not know the session yet")
+		}
+		gone = err == nil
 		return err
 	})
 	b.mu.Lock()
@@ -279,8 +288,7 @@ func (b *Backend) watchSession(s *session) {
 			sleep(s.ctx, backoff(failures))
 			continue
 		case entry == nil:
-			// It is the leader that says so, which may be one that does not know yet
-			// of a session that was just made.
+			// It may be a new leader that does not know the session yet.
 			ctx, cancel := context.WithTimeout(s.ctx, sessionPatience)
 			_ = b.renew(ctx, s) // or it is asked again
 			cancel()

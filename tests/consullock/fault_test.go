@@ -33,7 +33,7 @@ func newRig(t *testing.T, list []*servers.Consul) *rig {
 }
 
 // patience is for waits that only a fault makes long.
-const patience = 40 * time.Second
+const patience = time.Minute
 
 func (r *rig) within() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -211,7 +211,7 @@ func TestLeaderGoes(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, servers.StartConsulCluster(t, 3, nil))
 			a, b, c := r.manager(nil), r.manager(nil), r.manager(nil)
-			const ttl = 12 * time.Second
+			const ttl = 20 * time.Second
 			l := r.lock(a, "k", ttl)
 			second := r.queue(b, "k", ttl)
 			third := r.queue(c, "k", ttl)

@@ -128,7 +128,9 @@ func (c *Consul) prepare(i int, all []*Consul, cfg *ConsulConfig) error {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return err
 	}
-	hcl := `leave_on_terminate=false connect{enabled=false} disable_update_check=true performance{raft_multiplier=1}
+	// Autopilot would remove a dead server within seconds, and with it all sessions
+	// that were made through it.
+	hcl := `leave_on_terminate=false autopilot{cleanup_dead_servers=false} connect{enabled=false} disable_update_check=true performance{raft_multiplier=1}
 		peering{enabled=false} gossip_lan{gossip_interval="50ms" probe_interval="500ms" probe_timeout="250ms"} `
 	if !strings.Contains(cfg.HCL, "http_max_conns_per_client") {
 		hcl += `limits{http_max_conns_per_client=10000} `
