@@ -13,6 +13,9 @@
 //   - It cannot have locks while there is no majority of the members, or while the
 //     database has reached its quota. What is held then is released or ends with
 //     its lease.
+//   - etcd 3.4 does not look at rights within nested transactions, by one of which
+//     a waiter's ticket is made if its TTL is longer than [Options.WaiterTTL]: there,
+//     who may read the keys of a lock may wait for it, and so come to hold it.
 //   - Before etcd 3.4.26 and 3.5.9, a leader that was replaced without noticing
 //     can confirm the renewal of a lease for up to an election timeout. A lock can
 //     then end in the store by so much earlier than its holder believes.

@@ -456,6 +456,14 @@ func (a *acquisition) createFailed(err error, sessions ...*session) (driver.Leas
 		return driver.Lease{}, true, nil
 	}
 	err = classify(a.ctx, err, lockBase(b.opts.Prefix, a.req.Key))
+	if is(err, ProblemNoSpace) {
+		// The server also says so of the very request with which the space ran out,
+		// after it was carried out. As it is over, it takes no fence to undo it, and
+		// to delete takes no space.
+		if _, undone := b.client.Delete(a.ctx, a.e.name); undone != nil {
+			err = fmt.Errorf("etcdlock: the ticket may be there all the same: %v", err)
+		}
+	}
 	if !certain(err) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
