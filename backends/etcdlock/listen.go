@@ -269,7 +269,7 @@ func (b *Backend) Listen(ctx context.Context, manager string, handle func(driver
 		err = context.DeadlineExceeded
 	}
 	if err == nil {
-		err = b.listen(ctx, stream, manager, handle)
+		err = b.listen(ctx, cancel, stream, manager, handle)
 	}
 	switch {
 	case b.ctx.Err() != nil:
@@ -280,9 +280,10 @@ func (b *Backend) Listen(ctx context.Context, manager string, handle func(driver
 	return classify(outer, err, b.opts.Prefix)
 }
 
-// listen reads a stream of watches until it breaks.
-func (b *Backend) listen(ctx context.Context, stream pb.Watch_WatchClient, manager string, handle func(driver.Event)) error {
-	ctx, cancel := context.WithCancel(ctx)
+// listen reads a stream of watches until it breaks. cancel ends the stream.
+func (b *Backend) listen(
+	ctx context.Context, cancel context.CancelFunc, stream pb.Watch_WatchClient, manager string, handle func(driver.Event),
+) error {
 	l := &listener{
 		b: b, manager: manager, ready: make(chan struct{}, 1), send: make(chan struct{}, 1), doubt: make(chan struct{}, 1),
 		watches: make(map[int64]*watch), ranges: make(map[string]*watch), heard: time.Now(),
@@ -304,6 +305,14 @@ func (b *Backend) listen(ctx context.Context, stream pb.Watch_WatchClient, manag
 	errs := make(chan error, 2)
 	go func() { errs <- l.sendAll(ctx, stream) }()
 	go func() { errs <- l.receive(stream) }()
+	running := 2
+	end := func(err error) error {
+		cancel()
+		for ; running > 0; running-- {
+			<-errs
+		}
+		return err
+	}
 	looked := make(chan struct{})
 	go func() {
 		defer close(looked)
@@ -335,16 +344,14 @@ func (b *Backend) listen(ctx context.Context, stream pb.Watch_WatchClient, manag
 	for {
 		select {
 		case err := <-errs:
-			cancel()
-			_ = stream.CloseSend()
-			<-errs
-			return err
+			running--
+			if err == nil {
+				continue // sending has failed, and receiving will say why
+			}
+			return end(err)
 		case now := <-tick.C:
 			if !l.tick(now) {
-				cancel()
-				<-errs
-				<-errs
-				return fmt.Errorf("etcdlock: the watch has been silent for %v", 2*quiet)
+				return end(fmt.Errorf("etcdlock: the watch has been silent for %v", 2*quiet))
 			}
 		case <-l.ready:
 			b.mu.Lock()

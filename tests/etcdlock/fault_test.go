@@ -328,6 +328,52 @@ func TestKeepAliveIsBlocked(t *testing.T) {
 	r.release(r.get(next, "the waiter behind a holder without keep-alive"))
 }
 
+// mutedStream is a stream by which nothing arrives any more, though it stands.
+type mutedStream struct {
+	grpc.ClientStream
+	muted <-chan struct{}
+}
+
+func (s mutedStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	select {
+	case <-s.muted:
+		<-s.Context().Done()
+		return s.Context().Err()
+	default:
+		return err
+	}
+}
+
+// A watch that is silent is given up, and another one begun.
+func TestWatchIsSilent(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, single(t))
+	opened, muted := make(chan struct{}, 100), make(chan struct{})
+	a := r.manager(nil, nil, func(cfg *clientv3.Config) {
+		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainStreamInterceptor(func(
+			ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption,
+		) (grpc.ClientStream, error) {
+			s, err := streamer(ctx, desc, cc, method, opts...)
+			if err != nil || !strings.HasSuffix(method, "/Watch") {
+				return s, err
+			}
+			opened <- struct{}{}
+			if len(opened) == 1 {
+				s = mutedStream{s, muted}
+			}
+			return s, nil
+		}))
+	})
+	b := r.manager(nil, nil)
+	l := r.lock(b, "k", time.Minute)
+	next := r.queue(a, "k", time.Minute)
+	close(muted)
+	r.until("another watch", func() bool { return len(opened) > 1 })
+	r.release(l)
+	r.release(r.get(next, "the waiter whose watch was silent"))
+}
+
 // The waiter's watch breaks, and what happened before it comes back is in no
 // history any more (ETC4).
 func TestCompactionWhileWaiting(t *testing.T) {
