@@ -187,13 +187,13 @@ func handOverIsPrompt(e *env) {
 	if poll == 0 {
 		poll = time.Second
 	}
-	// With wake-ups, a turn takes no more than messages do; without, a poll
-	// interval. In between lies what a busy machine may add.
+	// With wake-ups, a turn takes no more than messages do; without, half a poll
+	// interval on average. In between lies what a busy machine may add.
 	limit := turns * 2 * poll
 	if notified && e.h.exact {
 		limit = 0
 	} else if notified {
-		limit = turns * 100 * time.Millisecond
+		limit = turns * max(100*time.Millisecond, poll/4)
 	}
 	if took > limit {
 		e.fatalf("%d turns took %v, want at most %v", turns, took, limit)
