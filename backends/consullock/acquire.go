@@ -212,10 +212,18 @@ func (a *acquisition) takeFree() (driver.Lease, bool, error) {
 	if delays {
 		ops = append(ops, b.claimOps(a.e, s)...)
 	}
+	ops = append(ops, &api.KVTxnOp{Verb: api.KVGetTree, Key: a.base + waitSection})
 	results, no, err := b.txn(a.ctx, ops)
 	switch {
 	case err != nil:
 		return driver.Lease{}, false, a.failed(err, s)
+	case no == nil && len(pairs(results, a.base+waitSection)) > 0:
+		// The queue's key was deleted by hand, with tickets in the queue.
+		a.undo(name, modOf(results, name))
+		b.mu.Lock()
+		b.lock(req.Key).hot = time.Now()
+		b.mu.Unlock()
+		return driver.Lease{}, true, nil
 	case no == nil:
 		return a.took(results, name, s, delays)
 	case strings.Contains(no.says, lockDelayed) && !req.Enqueue:
@@ -457,7 +465,7 @@ func (a *acquisition) queueUp(place *driver.HeldError) (driver.Lease, bool, erro
 	}
 	kvs := pairs(results, name)
 	if len(kvs) == 0 {
-		a.undo(name)
+		a.undo(name, 0)
 		return driver.Lease{}, false, b.hidden()
 	}
 	b.mu.Lock()
@@ -492,7 +500,7 @@ func (a *acquisition) enqueue() (driver.Lease, bool, error) {
 		err = b.hidden()
 	}
 	if err != nil {
-		a.undo(name)
+		a.undo(name, modOf(results, name))
 		return driver.Lease{}, false, err
 	}
 	own := st.list[last]
@@ -506,30 +514,46 @@ func (a *acquisition) enqueue() (driver.Lease, bool, error) {
 	// Mostly that was looked at before, but somebody may have come meanwhile.
 	if i := find(st.list, req.Owner); i < last {
 		t := st.list[i]
-		a.undo(name)
+		a.undo(name, own.mod)
 		if t.mode != req.Mode || t.limit != req.Limit {
 			return driver.Lease{}, false, otherKind(req)
 		}
 		return driver.Lease{}, true, nil
 	}
 	if st.list[0].limit != req.Limit {
-		a.undo(name)
+		a.undo(name, own.mod)
 		return driver.Lease{}, false, &driver.LimitError{Key: req.Key, Want: req.Limit, Have: st.list[0].limit}
 	}
 	return a.decide(st, last)
 }
 
-// undo removes a ticket that should not have been made. If that cannot be done
-// now, it is done later, or the ticket ends with its session.
-func (a *acquisition) undo(name string) {
+// modOf is the index of the last change of a key that a transaction has written, or
+// 0 if the server does not show it.
+func modOf(results api.TxnResults, name string) uint64 {
+	for _, kv := range pairs(results, name) {
+		if kv.Key == name {
+			return kv.ModifyIndex
+		}
+	}
+	return 0
+}
+
+// undo removes a ticket that should not have been made, known by the index of its
+// last change, unless that is hidden. If it cannot be done now, it is done later, or
+// the ticket ends with its session.
+func (a *acquisition) undo(name string, mod uint64) {
 	b, e := a.b, a.e
+	op := &api.KVTxnOp{Verb: api.KVDeleteCAS, Key: name, Index: mod}
+	if mod == 0 {
+		op = &api.KVTxnOp{Verb: api.KVDelete, Key: name}
+	}
 	b.mu.Lock()
 	b.attach(e, nil)
 	e.create, e.granted = 0, false
 	b.lock(e.key).hot = time.Time{}
 	b.mu.Unlock()
 	remove := func(ctx context.Context) error {
-		_, _, err := b.txn(ctx, []*api.KVTxnOp{{Verb: api.KVDelete, Key: name}})
+		_, _, err := b.txn(ctx, []*api.KVTxnOp{op}) // refused: it is gone, or another one
 		return err
 	}
 	if remove(a.ctx) == nil {
@@ -611,7 +635,7 @@ func (a *acquisition) confirm() (driver.Lease, bool, error) {
 	}
 	b.mu.Lock()
 	s = e.session
-	early, name := b.delays(e) && !e.claimed && s != nil, e.name
+	early, name, mod := b.delays(e) && !e.claimed && s != nil, e.name, e.mod
 	b.mu.Unlock()
 	if early {
 		claimed, again, err := a.claim(s)
@@ -619,7 +643,7 @@ func (a *acquisition) confirm() (driver.Lease, bool, error) {
 		case err != nil || again:
 			return driver.Lease{}, again, err
 		case !claimed && !req.Enqueue:
-			a.undo(name)
+			a.undo(name, mod)
 			return driver.Lease{}, false, &driver.HeldError{}
 		case !claimed:
 			return driver.Lease{}, false, &driver.HeldError{Position: 1, Ticket: int64(create)}

@@ -164,13 +164,20 @@ func (b *Backend) byTransport(err error) error {
 	var alert tls.AlertError
 	text := err.Error()
 	op, isOp := errors.AsType[*net.OpError](err)
+	b.mu.Lock()
+	looked := b.looked
+	b.mu.Unlock()
 	switch {
-	case errors.As(err, &record), errors.As(err, &verification), errors.As(err, &authority), errors.As(err, &alert),
-		strings.Contains(text, "server gave HTTP response to HTTPS client"), strings.Contains(text, "remote error: tls:"):
+	case errors.As(err, &verification), errors.As(err, &authority), strings.Contains(text, "server gave HTTP response to HTTPS client"):
 		return problem(ProblemTLS, err, "")
 	case isOp && op.Op == "dial", strings.Contains(text, "TLS handshake"):
 		// There was no connection to send it on.
 		return fmt.Errorf("%w: consullock: %w", driver.ErrNotApplied, err)
+	case looked:
+		// Before, it was Consul. So an answer that cannot be read was spoilt on its way,
+		// and the request may have been carried out.
+	case errors.As(err, &record), errors.As(err, &alert), strings.Contains(text, "remote error: tls:"):
+		return problem(ProblemTLS, err, "")
 	case strings.Contains(text, "malformed HTTP"), syntaxError(err):
 		return problem(ProblemNotConsul, err, "")
 	}

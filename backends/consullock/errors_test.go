@@ -2,6 +2,8 @@ package consullock
 
 import (
 	"context"
+	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -24,6 +26,12 @@ func TestClassify(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
+	known, err := New(new(api.Client), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer known.Close()
+	known.looked = true
 	dial := &net.OpError{Op: "dial", Err: errors.New("connection refused")}
 	for _, c := range []struct {
 		name    string
@@ -50,11 +58,20 @@ func TestClassify(t *testing.T) {
 		{"datacenter", api.StatusError{Code: 500, Body: "No path to datacenter"}, driver.ErrInvalid, ProblemDatacenter},
 		{"HTTP to HTTPS", api.StatusError{Code: 400, Body: "Client sent an HTTP request to an HTTPS server."}, driver.ErrInvalid, ProblemTLS},
 		{"HTTPS to HTTP", errors.New("http: server gave HTTP response to HTTPS client"), driver.ErrInvalid, ProblemTLS},
+		{"spoilt: no JSON", &json.SyntaxError{Offset: 1}, driver.ErrInvalid, ProblemNotConsul},
+		{"spoilt: no HTTP", &url.Error{Op: "Put", Err: errors.New("malformed HTTP response")}, driver.ErrInvalid, ProblemNotConsul},
+		{"spoilt: no TLS", &url.Error{Op: "Put", Err: tls.RecordHeaderError{Msg: "bad version"}}, driver.ErrInvalid, ProblemTLS},
+		{"spoilt: TLS alert", &url.Error{Op: "Put", Err: errors.New("remote error: tls: bad record MAC")}, driver.ErrInvalid, ProblemTLS},
 		{"certain already", fmt.Errorf("%w: x", driver.ErrNotApplied), driver.ErrNotApplied, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			err := b.classify(context.Background(), c.err)
+			if strings.HasPrefix(c.name, "spoilt: ") {
+				if err := known.classify(context.Background(), c.err); certain(err) {
+					t.Errorf("%v, though it was Consul before and may have carried out the request", err)
+				}
+			}
 			for _, sentinel := range []error{driver.ErrNotApplied, driver.ErrInvalid} {
 				if errors.Is(err, sentinel) != errors.Is(c.want, sentinel) {
 					t.Errorf("%v matches %v: %t", err, sentinel, errors.Is(err, sentinel))

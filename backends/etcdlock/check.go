@@ -27,7 +27,7 @@ func (b *Backend) setup(ctx context.Context) error {
 	}
 	status, err := pb.NewMaintenanceClient(b.client.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
 	if err != nil {
-		err = classify(ctx, err, b.opts.Prefix)
+		err = classifyFirst(ctx, err, b.opts.Prefix)
 		if is(err, ProblemPermission) {
 			return nil // it may not be asked; then less is found out
 		}
@@ -100,7 +100,7 @@ func (c *checkup) members() {
 		status, err := c.b.client.Status(ctx, endpoint)
 		cancel()
 		if err != nil {
-			c.add("member", driver.SeverityWarning, endpoint, "does not answer: "+classify(c.ctx, err, c.b.opts.Prefix).Error(),
+			c.add("member", driver.SeverityWarning, endpoint, "does not answer: "+classifyFirst(c.ctx, err, c.b.opts.Prefix).Error(),
 				"start it, or leave it out")
 			continue
 		}

@@ -157,14 +157,30 @@ func classify(ctx context.Context, err error, place string) error {
 		return fmt.Errorf("%w: etcdlock: %w", driver.ErrNotApplied, err)
 	case has("authentication handshake failed", "x509:", "first record does not look like a TLS handshake"):
 		return problem(ProblemTLS, err, "")
-	case has("error reading server preface") && has("frame", "HTTP/1"), has("unexpected HTTP status", "unexpected content-type"),
-		status.Code(err) == codes.Unimplemented:
+	case has("error reading server preface") && has("frame", "HTTP/1"), status.Code(err) == codes.Unimplemented:
 		return problem(ProblemNotEtcd, err, "")
 	case has("Error while dialing", "error reading server preface"):
 		// There was no connection to send it on.
 		return fmt.Errorf("%w: etcdlock: %w", driver.ErrNotApplied, err)
 	}
 	return fmt.Errorf("etcdlock: %w", err)
+}
+
+// classifyFirst is classify for a question that changes nothing, to a server of
+// which nothing is known yet. From one that was etcd before, an answer that is none
+// of etcd comes from something on the way, such as a proxy that has lost patience,
+// and the request may have been carried out.
+func classifyFirst(ctx context.Context, err error, place string) error {
+	classified := classify(ctx, err, place)
+	if err == nil || certain(classified) {
+		return classified
+	}
+	for _, says := range []string{"unexpected HTTP status", "unexpected content-type"} {
+		if strings.Contains(err.Error(), says) {
+			return problem(ProblemNotEtcd, err, "")
+		}
+	}
+	return classified
 }
 
 // drift is how much earlier than a context's deadline a server may take it to

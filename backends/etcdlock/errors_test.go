@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // late is a context whose deadline has come, but whose timer has not run yet.
@@ -47,5 +49,26 @@ func TestTimedOutAtTheServer(t *testing.T) {
 				t.Errorf("classify = %v says that the call had no effect, which a time-out does not show", err)
 			}
 		})
+	}
+}
+
+// An answer that is none of etcd says that the server is none only if it has not
+// been etcd before.
+func TestAnswerOfAProxy(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{
+		"unexpected HTTP status code received from server: 504 (Gateway Timeout)",
+		`unexpected HTTP status code received from server: 502 (Bad Gateway); transport: received unexpected content-type "text/html"`,
+	} {
+		err := status.Error(codes.Unavailable, text)
+		if got := classify(t.Context(), err, "/dlm/"); certain(got) {
+			t.Errorf("classify = %v, though the request may have been carried out", got)
+		}
+		if got := classifyFirst(t.Context(), err, "/dlm/"); !is(got, ProblemNotEtcd) {
+			t.Errorf("classifyFirst = %v, want a problem %q", got, ProblemNotEtcd)
+		}
+	}
+	if err := classifyFirst(t.Context(), nil, "/dlm/"); err != nil {
+		t.Errorf("classifyFirst without an error = %v", err)
 	}
 }

@@ -371,6 +371,26 @@ func TestKeyIsDeleted(t *testing.T) {
 	r.release(third)
 }
 
+// Without the key that tells of a queue, the lock is not taken for free.
+func TestQueueIsDeleted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, servers.StartConsulCluster(t, 1, nil))
+	a, b, c := r.manager(nil), r.manager(nil), r.manager(nil)
+	const ttl = 20 * time.Second
+	first := r.lock(a, "k", ttl)
+	queued := r.queue(b, "k", ttl)
+	r.release(first)
+	l := r.get(queued, "the waiter, whose ticket is in the queue")
+	r.list[0].Ask(http.MethodDelete, "/v1/kv/"+r.prefix+"k/queue", "")
+	if other, err := c.TryLock(r.within(), "k", ttl); !errors.Is(err, dlm.ErrHeld) {
+		t.Fatalf("%v, %v, want ErrHeld: the lock is held", other, err)
+	}
+	next := r.queue(c, "k", ttl)
+	r.held(l)
+	r.release(l)
+	r.release(r.get(next, "who came after the key of the queue was deleted"))
+}
+
 // What a process held that died ends between once and twice the TTL of its
 // session, and nothing but the key of the queue is left.
 func TestProcessDies(t *testing.T) {
