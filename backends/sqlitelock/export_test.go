@@ -2,7 +2,11 @@ package sqlitelock
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
+
+	"modernc.org/sqlite"
 )
 
 // Clock is a clock that a test controls.
@@ -50,3 +54,32 @@ func (b *Backend) Waiting() int {
 	}
 	return n
 }
+
+// EarlySession is a connection that was opened before the file had tables.
+type EarlySession struct{ s *session }
+
+// OpenEarly opens a file that is empty.
+func OpenEarly(path string) (*EarlySession, func() error, error) {
+	connector, err := sqlite.NewConnector(dsn(path, "mode=rw&_busy_timeout=0"))
+	if err != nil {
+		return nil, nil, err
+	}
+	b := &Backend{db: sql.OpenDB(connector)}
+	s, err := b.connect(context.Background())
+	if err != nil {
+		return nil, nil, errors.Join(err, b.db.Close())
+	}
+	return &EarlySession{s}, func() error { return errors.Join(s.close(), b.db.Close()) }, nil
+}
+
+// Refresh reads which tables there are.
+func (e *EarlySession) Refresh() error { return e.s.refresh() }
+
+// Boot reads from a table.
+func (e *EarlySession) Boot() (boot string, err error) {
+	_, err = e.s.row("SELECT boot FROM meta", nil, &boot)
+	return boot, err
+}
+
+// Busy says whether the file was locked.
+var Busy = busy

@@ -162,7 +162,7 @@ func probe(path string, file os.FileInfo) error {
 	if err != nil {
 		return unusable("cannot open %s: %w", path, err)
 	}
-	_, err = identify(s, path)
+	_, err = look(s, path)
 	if code(err) == sqlite3.SQLITE_NOTADB {
 		err = unusable("%s is not a database: %w", path, err)
 	} else if code(err) != 0 {

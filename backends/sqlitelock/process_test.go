@@ -234,3 +234,60 @@ func TestProcessesCreateTogether(t *testing.T) {
 		wg.Wait()
 	}
 }
+
+// A connection that was opened before another process made the tables, and
+// finds the file busy when it asks for them, waits; it does not say that they
+// are missing.
+func TestTablesMadeMeanwhile(t *testing.T) {
+	t.Parallel()
+	path := file(t)
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	early, done, err := sqlitelock.OpenEarly(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := done(); err != nil {
+			t.Error(err)
+		}
+	}()
+	closeBackend(t, open(t, path, nil))
+	other := raw(t, path)
+	mustExec(t, other, "PRAGMA locking_mode = EXCLUSIVE")
+	mustExec(t, other, "BEGIN EXCLUSIVE")
+	if err := early.Refresh(); !sqlitelock.Busy(err) {
+		t.Errorf("while the file is locked: %v", err)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := early.Refresh(); err != nil {
+		t.Error(err)
+	}
+	if boot, err := early.Boot(); err != nil || boot == "" {
+		t.Errorf("%q, %v", boot, err)
+	}
+}
+
+// Many who open a new file at once all find it in order.
+func TestNewFileTogether(t *testing.T) {
+	t.Parallel()
+	for range 30 {
+		path := file(t)
+		var wg sync.WaitGroup
+		for range 6 {
+			wg.Go(func() {
+				b, err := sqlitelock.New(path, nil)
+				if err == nil {
+					err = b.Close()
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}

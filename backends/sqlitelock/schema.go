@@ -75,6 +75,9 @@ CREATE INDEX tickets_dies ON tickets (dies);
 // refuses a foreign one, and carries one from before the last boot over.
 func (b *Backend) setup(ctx context.Context, s *session) error {
 	err := b.patiently(ctx, func() error { return b.create(s) })
+	if err == nil {
+		err = b.patiently(ctx, s.refresh)
+	}
 	if err != nil {
 		return err
 	}
@@ -103,9 +106,18 @@ func (b *Backend) setup(ctx context.Context, s *session) error {
 	return b.checkFiles(s)
 }
 
+// refresh makes the connection read which tables there are. One that was opened
+// before another process made them knows of none, and if the file is busy when
+// SQLite should look again, the answer is "no such table" instead of "busy".
+func (s *session) refresh() error {
+	var tables int64
+	_, err := s.row("SELECT count(*) FROM sqlite_schema", nil, &tables)
+	return err
+}
+
 // create makes the tables if the file is new.
 func (b *Backend) create(s *session) error {
-	fresh, err := identify(s, b.path)
+	fresh, err := look(s, b.path)
 	if err != nil || !fresh {
 		return err
 	}
@@ -132,8 +144,18 @@ func (b *Backend) create(s *session) error {
 	})
 }
 
+// look is identify in a transaction of its own.
+func look(s *session, path string) (fresh bool, err error) {
+	if _, err := s.exec("BEGIN"); err != nil {
+		return false, err
+	}
+	defer s.rollback()
+	return identify(s, path)
+}
+
 // identify says whether the session's file is new. A file that is neither new
-// nor ours is refused.
+// nor ours is refused. It is called in a transaction: between two looks, another
+// process may make the tables.
 func identify(s *session, path string) (fresh bool, err error) {
 	var app, version, objects int64
 	if _, err := s.row("PRAGMA application_id", nil, &app); err != nil {
