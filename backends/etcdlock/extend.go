@@ -41,11 +41,13 @@ func fail(batch []driver.Renewal, err error) {
 func (b *Backend) extend(ctx context.Context, batch []driver.Renewal, start time.Time) {
 	entries := make([]*entry, len(batch))
 	ops := make([]clientv3.Op, len(batch))
+	pause := time.Second
 	b.mu.Lock()
 	now := time.Now()
 	for i := range batch {
 		l := &batch[i].Lease
 		batch[i].Err = nil
+		pause = min(pause, l.TTL/12)
 		e := b.entries[id{l.Key, l.Owner}]
 		if e == nil || e.rev != l.Token || !e.granted {
 			ops[i] = clientv3.OpGet(lockBase(b.opts.Prefix, l.Key), clientv3.WithRange(lockEnd(b.opts.Prefix, l.Key)),
@@ -59,7 +61,9 @@ func (b *Backend) extend(ctx context.Context, batch []driver.Renewal, start time
 		}
 	}
 	b.mu.Unlock()
-	resp, err := b.client.Txn(ctx).Then(ops...).Commit()
+	resp, err := hedged(ctx, len(b.client.Endpoints()), pause, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return b.client.Txn(ctx).Then(ops...).Commit()
+	}, nil)
 	if err != nil {
 		fail(batch, classify(ctx, err, b.opts.Prefix))
 		return

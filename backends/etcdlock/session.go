@@ -42,6 +42,11 @@ const (
 	sessionPatience = 5 * time.Second
 	// idleLeast is how long a lease is kept that nobody uses.
 	idleLeast = time.Minute
+	// streamPause is how long a stream that is being opened may be silent before
+	// another one is opened beside it.
+	streamPause = 200 * time.Millisecond
+	// grantPause is the same for a lease.
+	grantPause = 500 * time.Millisecond
 )
 
 // age is how long the lease has been running. A machine that was suspended is
@@ -130,6 +135,17 @@ func (b *Backend) newSession(ctx context.Context, class int64) (*session, error)
 	if err := b.setup(ctx); err != nil {
 		return nil, sure(err)
 	}
+	return hedged(ctx, len(b.client.Endpoints()), grantPause, func(ctx context.Context) (*session, error) {
+		return b.grant(ctx, class)
+	}, func(s *session) {
+		b.mu.Lock()
+		b.task(func() { b.revoke(s.id) })
+		b.mu.Unlock()
+	})
+}
+
+// grant asks for a lease and makes its key.
+func (b *Backend) grant(ctx context.Context, class int64) (*session, error) {
 	sent := time.Now()
 	granted, err := b.client.Grant(ctx, class)
 	if err != nil {
@@ -259,16 +275,61 @@ type renewal struct {
 	at time.Time
 }
 
+// stream is an open stream of renewals.
+type stream struct {
+	pb.Lease_LeaseKeepAliveClient
+	close context.CancelFunc
+}
+
+// openStream opens a stream to a member that answers. Its first answer is that
+// to the renewal of s.
+func (b *Backend) openStream(s *session) (stream, error) {
+	ctx, cancel := context.WithTimeout(b.ctx, 2*time.Second)
+	defer cancel()
+	return hedged(ctx, len(b.client.Endpoints()), streamPause, func(ctx context.Context) (stream, error) {
+		// It outlives the call that opens it.
+		own, cancel := context.WithCancel(b.ctx)
+		giveUp := context.AfterFunc(ctx, cancel)
+		c, err := pb.NewLeaseClient(b.client.ActiveConnection()).LeaseKeepAlive(clientv3.WithRequireLeader(own))
+		if err != nil {
+			cancel()
+			return stream{}, err
+		}
+		at := time.Now()
+		var r *pb.LeaseKeepAliveResponse
+		if err = c.Send(&pb.LeaseKeepAliveRequest{ID: int64(s.id)}); err == nil {
+			r, err = c.Recv()
+		}
+		if err == nil && r.ID != int64(s.id) {
+			err = errors.New("etcdlock: the answer is to another renewal")
+		}
+		if err != nil || !giveUp() {
+			cancel()
+			return stream{}, errors.Join(err, ctx.Err())
+		}
+		b.renewed(renewal{s: s, at: at}, r.TTL)
+		return stream{c, cancel}, nil
+	}, func(s stream) { s.close() })
+}
+
 // keepAliveStream renews leases through one stream until it breaks or stays
 // silent for too long. It says whether anything was answered.
 func (b *Backend) keepAliveStream() (answered bool) {
-	ctx, cancel := context.WithCancel(b.ctx)
-	defer cancel()
-	opening := time.AfterFunc(2*time.Second, cancel)
-	stream, err := pb.NewLeaseClient(b.client.ActiveConnection()).LeaseKeepAlive(clientv3.WithRequireLeader(ctx))
-	if !opening.Stop() || err != nil {
+	var lead *session
+	b.mu.Lock()
+	for _, s := range b.byLease {
+		lead = s
+		break
+	}
+	b.mu.Unlock()
+	if lead == nil {
 		return false
 	}
+	stream, err := b.openStream(lead)
+	if err != nil {
+		return false
+	}
+	ctx, cancel := context.WithCancel(b.ctx)
 	answers := make(chan *pb.LeaseKeepAliveResponse)
 	ended := make(chan struct{})
 	go func() {
@@ -287,6 +348,7 @@ func (b *Backend) keepAliveStream() (answered bool) {
 	}()
 	defer func() {
 		cancel()
+		stream.close()
 		<-ended
 	}()
 

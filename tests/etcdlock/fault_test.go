@@ -212,7 +212,8 @@ func TestCutOff(t *testing.T) {
 			a, b := r.manager(cut, nil, func(cfg *clientv3.Config) {
 				cfg.DialKeepAliveTime, cfg.DialKeepAliveTimeout = 10*time.Second, 2*time.Second
 			}), r.manager(nil, nil)
-			const ttl = 12 * time.Second
+			// The client does not notice within this time that members are silent.
+			const ttl = 3 * time.Second
 			l := r.lock(a, "k", ttl)
 			r.release(r.lock(a, "warm", ttl))
 			for _, e := range members[:n] {
@@ -223,7 +224,7 @@ func TestCutOff(t *testing.T) {
 				p.Blackhole()
 			}
 			if n < 3 {
-				r.stayHeld(b, 2*ttl, l)
+				r.stayHeld(b, 6*ttl, l)
 				r.release(l)
 				r.release(r.lock(a, "k2", ttl))
 				return
@@ -322,7 +323,7 @@ func TestKeepAliveIsBlocked(t *testing.T) {
 	const ttl = 4 * time.Second
 	l := r.lock(a, "k", ttl)
 	// The lock goes from lease to lease as long as these can be had.
-	r.stayHeld(b, 3*ttl, l)
+	r.stayHeld(b, 6*ttl, l)
 	next := r.queue(b, "k", ttl)
 	r.release(l)
 	r.release(r.get(next, "the waiter behind a holder without keep-alive"))
