@@ -222,7 +222,8 @@ END $$;
 
 -- Deletes a few records of whatever key that nobody needs any more. It waits for
 -- nobody. The numbers that keys had reached go into meta.floor, above which a
--- key begins that comes anew.
+-- key begins that comes anew. Called with portion 20 for a tenth of the new keys,
+-- it deletes twice as many as come.
 CREATE OR REPLACE FUNCTION dlm.sweep_v1(portion int) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -246,15 +247,6 @@ BEGIN
 			RETURNING last)
 		UPDATE dlm.meta m SET floor = greatest(m.floor, (SELECT max(last) FROM gone))
 		WHERE m.id = 1 AND EXISTS (SELECT FROM gone);
-	END IF;
-END $$;
-
--- Twice as often as needed for as many to go as come, if it is for every new key
--- that the share is a tenth.
-CREATE OR REPLACE FUNCTION dlm.sweep_sometimes_v1(share float8) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-	IF random() < share THEN
-		PERFORM dlm.sweep_v1(20);
 	END IF;
 END $$;
 
@@ -414,7 +406,9 @@ BEGIN
 		END IF;
 	END IF;
 	PERFORM dlm.save_v1(before, k, t, p_kept);
-	PERFORM dlm.sweep_sometimes_v1(CASE WHEN fresh THEN 0.1 ELSE 0.05 END);
+	IF random() < (CASE WHEN fresh THEN 0.1 ELSE 0.05 END) THEN
+		PERFORM dlm.sweep_v1(20);
+	END IF;
 END $$;
 
 -- Grants the key, or refuses, and if p_life is not 0 gives or refreshes a ticket.
@@ -428,6 +422,7 @@ CREATE OR REPLACE FUNCTION dlm.acquire_v1(
 DECLARE
 	t     bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
 	floor bigint;
+	k     dlm.keys;
 BEGIN
 	IF current_setting('transaction_isolation') <> 'read committed' THEN
 		PERFORM dlm.isolation_v1();
@@ -444,7 +439,8 @@ BEGIN
 			status := 1;
 			RETURN;
 		END IF;
-		IF NOT EXISTS (SELECT FROM dlm.keys x WHERE x.key = p_key) THEN
+		SELECT * INTO k FROM dlm.keys x WHERE x.key = p_key FOR UPDATE;
+		IF NOT FOUND THEN
 			number := dlm.number_v1(0, t);
 			INSERT INTO dlm.keys VALUES (p_key, number, 0, dlm.stays_v1(0, t, p_ttl + p_kept), false, false, 0, 1,
 				p_owner, number, p_ttl, t, t + p_ttl, p_manager)
@@ -457,8 +453,41 @@ BEGIN
 					number := dlm.number_v1(floor, t);
 					UPDATE dlm.keys x SET last = number, token = number WHERE x.key = p_key;
 				END IF;
-				PERFORM dlm.sweep_sometimes_v1(0.1);
+				IF random() < 0.1 THEN
+					PERFORM dlm.sweep_v1(20);
+				END IF;
 				RETURN;
+			END IF;
+		ELSIF p_life > 0 AND k.owner <> p_owner THEN
+			-- Or somebody else holds it alone, and this is a new waiter.
+			t := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+			IF k.expires > t AND k.expires - t <= k.ttl THEN
+				ticket := dlm.number_v1(k.last, t);
+				INSERT INTO dlm.tickets
+				VALUES (p_key, ticket, p_owner, 0, 1, p_ttl, t, p_life, t + p_life, t + 2 * p_life, p_manager)
+				ON CONFLICT DO NOTHING;
+				IF FOUND THEN
+					place := 1;
+					IF k.waiting THEN
+						SELECT count(*) + 1 INTO place FROM dlm.tickets x
+						WHERE x.key = p_key AND x.ticket >= k.head AND x.ticket < acquire_v1.ticket AND x.expires > t;
+					ELSE
+						k.head := ticket;
+					END IF;
+					UPDATE dlm.keys x SET
+						last = acquire_v1.ticket, head = k.head, waiting = true,
+						stays = dlm.stays_v1(x.stays, t, x.expires - t + p_kept)
+					WHERE x.key = p_key;
+					status := 2;
+					number := k.token;
+					holder := k.owner;
+					remaining := k.expires - t;
+					IF random() < 0.05 THEN
+						PERFORM dlm.sweep_v1(20);
+					END IF;
+					RETURN;
+				END IF;
+				ticket := NULL;
 			END IF;
 		END IF;
 	END IF;
@@ -509,7 +538,10 @@ END $$;
 CREATE OR REPLACE FUNCTION dlm.release_v1(p_key bytea, p_owner bytea, p_token bigint, p_kept bigint) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-	t bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+	t    bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+	k    dlm.keys;
+	next dlm.tickets;
+	ends bigint;
 BEGIN
 	IF current_setting('transaction_isolation') <> 'read committed' THEN
 		PERFORM dlm.isolation_v1();
@@ -519,6 +551,23 @@ BEGIN
 		WHERE x.key = p_key AND x.owner = p_owner AND x.token = p_token AND x.expires > t AND NOT x.waiting;
 		IF FOUND THEN
 			RETURN 1;
+		END IF;
+		-- Or one who waits to hold it alone is the next, and is alive.
+		SELECT * INTO k FROM dlm.keys x WHERE x.key = p_key AND x.owner = p_owner AND x.token = p_token AND x.waiting FOR UPDATE;
+		t := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+		IF k.expires > t THEN
+			SELECT * INTO next FROM dlm.tickets s WHERE s.key = p_key AND s.ticket >= k.head ORDER BY s.ticket LIMIT 1;
+			IF next.mode = 0 AND next.permits = 1 AND next.expires > t AND next.expires - t <= next.life THEN
+				DELETE FROM dlm.tickets s WHERE s.key = p_key AND s.ticket = next.ticket;
+				k.last := dlm.number_v1(k.last, t);
+				ends := least(t + next.ttl, next.expires);
+				UPDATE dlm.keys y SET
+					last = k.last, token = k.last, head = next.ticket + 1, stays = dlm.stays_v1(y.stays, t, ends - t + p_kept),
+					mode = 0, permits = 1, owner = next.owner, ttl = next.ttl, since = t, expires = ends, manager = next.manager
+				WHERE y.key = p_key;
+				PERFORM dlm.tell_v1(next.manager, 'g', next.ticket, k.last, next.ttl, 0, next.owner, p_key);
+				RETURN 1;
+			END IF;
 		END IF;
 	END IF;
 	RETURN dlm.release_slow_v1(p_key, p_owner, p_token, p_kept);
