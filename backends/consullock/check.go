@@ -17,13 +17,14 @@ const oldest = "1.10"
 
 // The names of what Check looks at.
 const (
-	checkAgent   = "agent"
-	checkVersion = "version"
-	checkLeader  = "leader"
-	checkServers = "servers"
-	checkRights  = "rights"
-	checkSession = "session"
-	checkDelay   = "lock-delay"
+	checkAgent     = "agent"
+	checkVersion   = "version"
+	checkLeader    = "leader"
+	checkServers   = "servers"
+	checkAutopilot = "autopilot"
+	checkRights    = "rights"
+	checkSession   = "session"
+	checkDelay     = "lock-delay"
 )
 
 // older compares two versions, such as 1.9 and 1.14.11.
@@ -67,6 +68,8 @@ type checkup struct {
 	b     *Backend
 	ctx   context.Context
 	found []driver.Finding
+	// server says that the agent is a server, so that sessions belong to it.
+	server bool
 }
 
 func (c *checkup) add(check string, s driver.Severity, detail, fix string) {
@@ -92,6 +95,7 @@ func (c *checkup) agent() bool {
 		c.add(checkAgent, driver.SeverityCritical, err.Error(), fixOf(err))
 		return false
 	}
+	c.server = info.server
 	role := "a client agent"
 	if info.server {
 		role = "a server"
@@ -150,6 +154,31 @@ func (c *checkup) leader() {
 			"run an odd number of servers")
 	default:
 		c.add(checkServers, driver.SeverityOK, fmt.Sprintf("there are %d servers", n), "")
+	}
+	if c.server && len(peers) > 1 {
+		c.autopilot()
+	}
+}
+
+// autopilot asks whether the sessions that are made through a server end with it.
+func (c *checkup) autopilot() {
+	const fix = "let clients use the agent of their own machine, or run: consul operator autopilot set-config -cleanup-dead-servers=false"
+	ctx, cancel := c.brief()
+	defer cancel()
+	var conf *api.AutopilotConfiguration
+	err := c.b.call(ctx, func(ctx context.Context) (err error) {
+		conf, err = c.b.client.Operator().AutopilotGetConfiguration((&api.QueryOptions{}).WithContext(ctx))
+		return err
+	})
+	switch {
+	case err != nil:
+		c.add(checkAutopilot, driver.SeverityUnknown, fmt.Sprintf("whether the death of this server ends its clients' locks: %v", err),
+			`give the token operator = "read" to have it checked; `+fix)
+	case conf.CleanupDeadServers:
+		c.add(checkAutopilot, driver.SeverityWarning,
+			"this agent is a server, and autopilot removes servers that have died: all locks that were taken through it are lost then", fix)
+	default:
+		c.add(checkAutopilot, driver.SeverityOK, "servers that have died keep their sessions", "")
 	}
 }
 

@@ -248,6 +248,8 @@ func TestForeignKeys(t *testing.T) {
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	acl := servers.StartConsulCluster(t, 1, &servers.ConsulConfig{ACL: true})
+	cleaned := servers.StartConsulCluster(t, 3, &servers.ConsulConfig{ACL: true})
+	cleaned[0].Ask(http.MethodPut, "/v1/operator/autopilot/configuration", `{"CleanupDeadServers": true}`)
 	for _, c := range []struct {
 		name  string
 		list  []*servers.Consul
@@ -256,6 +258,12 @@ func TestCheck(t *testing.T) {
 	}{
 		{"one", servers.StartConsulCluster(t, 1, nil), "", map[string]driver.Severity{"servers": driver.SeverityWarning}},
 		{"three", servers.StartConsulCluster(t, 3, nil), "", nil},
+		{"dead servers are removed", cleaned, "", map[string]driver.Severity{"autopilot": driver.SeverityWarning}},
+		{
+			"no right to ask autopilot", cleaned,
+			token(t, cleaned[0], `key_prefix "" { policy = "write" } session_prefix "" { policy = "write" } agent_prefix "" { policy = "read" }`),
+			map[string]driver.Severity{"autopilot": driver.SeverityUnknown},
+		},
 		{
 			"little rights", acl, token(t, acl[0], `key_prefix "" { policy = "write" } session_prefix "" { policy = "write" }`),
 			map[string]driver.Severity{"servers": driver.SeverityWarning, "version": driver.SeverityUnknown},
