@@ -598,3 +598,46 @@ func TestListenBehindPgBouncer(t *testing.T) {
 		})
 	}
 }
+
+// Both modes over TLS: locks are handed on, notifications arrive, the death of the
+// server is noticed, and nothing goes over a connection without TLS.
+func TestOverTLS(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		open func(*rig) *dlm.Manager
+	}{
+		{"tables", (*rig).plain},
+		{"advisory", func(r *rig) *dlm.Manager { return r.advise(r.pool(""), nil, nil) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, &servers.PostgresConfig{TLS: true})
+			a, b := c.open(r), c.open(r)
+			const ttl = 5 * time.Second
+			first := r.take(a, "k", ttl)
+			later := r.later(b, "k", ttl)
+			r.until("a waiter is in the queue", func() bool {
+				info, err := a.GetLock(t.Context(), "k")
+				return err == nil && len(info.Waiters) == 1
+			})
+			rows := r.s.MustDo("postgres", "select ssl::text, count(*) from pg_stat_ssl join pg_stat_activity using (pid) "+
+				"where backend_type = 'client backend' group by 1")
+			if len(rows) != 1 || rows[0][0] != "true" {
+				t.Errorf("sessions over TLS or not: %v", rows)
+			}
+			r.release(first)
+			second := r.got(later)
+			if second.Token <= first.Token {
+				t.Errorf("token %d after %d", second.Token, first.Token)
+			}
+			deadline := second.Deadline()
+			r.s.Kill()
+			select {
+			case <-second.Done():
+			case <-time.After(time.Until(deadline) + time.Second):
+				t.Error("the loss was not told")
+			}
+		})
+	}
+}

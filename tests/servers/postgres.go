@@ -26,6 +26,8 @@ type PostgresConfig struct {
 	Settings []string
 	// ReplicaOf is the primary that the server follows, nil for none.
 	ReplicaOf *Postgres
+	// TLS has the server offer TLS, and URLs ask for it.
+	TLS bool
 	// HBA are lines that take the place of those that let everybody in from this
 	// machine (pg_hba.conf), but for the user postgres.
 	HBA []string
@@ -37,6 +39,7 @@ type PostgresConfig struct {
 type Postgres struct {
 	daemon
 	home string // of the server's programs
+	tls  bool
 }
 
 // StartPostgres starts one server. It returns when the server answers and, for a
@@ -53,7 +56,10 @@ func StartPostgres(tb TB, cfg *PostgresConfig) *Postgres {
 	if err != nil {
 		Missing(tb, err.Error())
 	}
-	p := &Postgres{daemon: daemon{tb: tb, what: "postgres", bin: bin, who: who}, home: filepath.Dir(bin)}
+	p := &Postgres{daemon: daemon{tb: tb, what: "postgres", bin: bin, who: who}, home: filepath.Dir(bin), tls: cfg.TLS}
+	if cfg.TLS {
+		settings = append([]string{"ssl=on", "ssl_cert_file=" + certFile, "ssl_key_file=" + keyFile}, settings...)
+	}
 	p.argv = func() []string {
 		args := []string{"-D", p.data(), "-p", strconv.Itoa(p.port)}
 		for _, s := range append([]string{
@@ -86,6 +92,11 @@ func StartPostgres(tb TB, cfg *PostgresConfig) *Postgres {
 		}
 		if err := p.run("/bin/cp", "-a", from, p.data()); err != nil {
 			return err
+		}
+		if cfg.TLS {
+			if err := p.identify(); err != nil {
+				return err
+			}
 		}
 		if cfg.HBA == nil {
 			return nil
@@ -120,6 +131,19 @@ func postgresProgram(tb TB) string {
 		return command(tb, "postgres")
 	}
 	return slices.MaxFunc(found, func(a, b string) int { return version(a) - version(b) })
+}
+
+// identify gives the server its certificate, in files that must be its own.
+func (p *Postgres) identify() error {
+	id, err := theIdentity()
+	if err != nil {
+		return err
+	}
+	if err := id.write(p.data()); err != nil || p.who == nil {
+		return err
+	}
+	return errors.Join(os.Chown(filepath.Join(p.data(), certFile), p.who.uid, p.who.gid),
+		os.Chown(filepath.Join(p.data(), keyFile), p.who.uid, p.who.gid))
 }
 
 func (p *Postgres) data() string { return filepath.Join(p.dir, "data") }
@@ -189,7 +213,11 @@ func (p *Postgres) URLFor(user, password, database string) string {
 	if password != "" {
 		user += ":" + password
 	}
-	return fmt.Sprintf("postgres://%s@%s/%s?sslmode=disable", user, p.Addr(), database)
+	mode := "disable"
+	if p.tls {
+		mode = "verify-full&sslrootcert=" + filepath.Join(p.data(), caFile)
+	}
+	return fmt.Sprintf("postgres://%s@%s/%s?sslmode=%s", user, p.Addr(), database, mode)
 }
 
 // Stop ends the server in order: SIGINT, which ends sessions (a fast shutdown), or

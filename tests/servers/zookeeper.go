@@ -2,12 +2,14 @@ package servers
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +23,8 @@ type ZooKeeperConfig struct {
 	// Settings are further lines of zoo.cfg, such as "maxSessionTimeout=2000".
 	// They win over those of the package.
 	Settings []string
+	// TLS has each server serve TLS on a port of its own, see SecureAddr.
+	TLS bool
 	// Sync has each change written to disk before it is answered, and gives the
 	// Java machine the memory and the compiler of a real server.
 	Sync bool
@@ -34,7 +38,7 @@ type ZooKeeper struct {
 	tb        TB
 	bin, path string // the program, and its class path
 	dir       string
-	ports     [3]int // for clients, for peers, and for elections
+	ports     [4]int // for clients, for peers, for elections, and for clients over TLS
 	argv      []string
 
 	mu     sync.Mutex // guards what follows; held while a process is started or killed
@@ -45,6 +49,9 @@ type ZooKeeper struct {
 // Jars of the Debian package libzookeeper-java. The first one knows where the
 // others are, but for one that writes the log.
 var zooKeeperJars = []string{"/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar"}
+
+// nettyJars have parts that a server needs for TLS, and that the others do not name.
+var nettyJars = []string{"/usr/share/java/netty-codec.jar", "/usr/share/java/netty-resolver.jar"}
 
 // StartZooKeeper starts an ensemble and returns its servers. It returns when all
 // of them serve clients. A nil cfg is the zero value.
@@ -141,6 +148,25 @@ func (z *ZooKeeper) configure(id int, all []*ZooKeeper, cfg *ZooKeeperConfig) er
 			lines = append(lines, fmt.Sprintf("server.%d=127.0.0.1:%d:%d", i+1, peer.ports[1], peer.ports[2]))
 		}
 	}
+	if cfg.TLS {
+		id, err := theIdentity()
+		if err != nil {
+			return err
+		}
+		if err := id.write(z.dir); err != nil {
+			return err
+		}
+		keys, trust := filepath.Join(z.dir, "keys.pem"), filepath.Join(z.dir, caFile)
+		if err := os.WriteFile(keys, slices.Concat(id.key, id.cert), 0o600); err != nil {
+			return err
+		}
+		lines = append(lines,
+			"serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+			"secureClientPort="+strconv.Itoa(z.ports[3]), "secureClientPortAddress=127.0.0.1",
+			"ssl.keyStore.location="+keys, "ssl.keyStore.type=PEM", "ssl.trustStore.location="+trust, "ssl.trustStore.type=PEM",
+			"ssl.clientAuth=none")
+		z.path = strings.Join(slices.Concat(zooKeeperJars, nettyJars), ":")
+	}
 	lines = append(lines, cfg.Settings...) // a later line wins
 	file := filepath.Join(z.dir, "zoo.cfg")
 	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
@@ -164,6 +190,19 @@ func (z *ZooKeeper) configure(id int, all []*ZooKeeper, cfg *ZooKeeperConfig) er
 
 // Addr returns the server's address for clients, host and port.
 func (z *ZooKeeper) Addr() string { return address(z.ports[0]) }
+
+// SecureAddr returns the server's address for clients that speak TLS.
+func (z *ZooKeeper) SecureAddr() string { return address(z.ports[3]) }
+
+// TLSConfig trusts the server's certificate and no other.
+func (z *ZooKeeper) TLSConfig() *tls.Config {
+	z.tb.Helper()
+	id, err := theIdentity()
+	if err != nil {
+		z.tb.Fatalf("servers: %v", err)
+	}
+	return id.clientConfig()
+}
 
 // Pid returns the number of the process; each start has another one.
 func (z *ZooKeeper) Pid() int { return z.current().pid() }
