@@ -389,8 +389,8 @@ func TestAdvisoryCrowd(t *testing.T) {
 	j := &journal{}
 	cfg := &dlm.LockConfig{Observer: j}
 	a, b := r.advise(r.pool(""), cfg, nil), r.advise(r.pool(""), cfg, nil)
-	l := r.load(100, a, b)
-	l.goesOn(5)
+	l := r.load(50, a, b)
+	l.goesOn(3)
 	l.stop()
 
 	ctx, cancel := context.WithCancel(t.Context())
