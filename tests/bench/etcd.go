@@ -1,13 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -172,46 +167,5 @@ func sentToEtcd(name string) bool { return strings.HasPrefix(name, etcdReceived)
 
 // countEtcd reads the server's metrics, which is no message itself.
 func countEtcd(_ context.Context, list []server) (counter, error) {
-	return func(ctx context.Context) (calls map[string]int64, err error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+list[0].addr+"/metrics", nil)
-		if err != nil {
-			return nil, err
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, resp.Body.Close()) }()
-		if resp.StatusCode != http.StatusOK {
-			return nil, fmt.Errorf("the server's metrics: %s", resp.Status)
-		}
-		return etcdMessages(resp.Body)
-	}, nil
-}
-
-// etcdMessages finds the counters of messages in the text of metrics, which has
-// lines such as
-//
-//	grpc_server_msg_sent_total{grpc_method="Txn",grpc_service="etcdserverpb.KV",grpc_type="unary"} 12
-func etcdMessages(text io.Reader) (map[string]int64, error) {
-	calls := map[string]int64{}
-	lines := bufio.NewScanner(text)
-	for lines.Scan() {
-		name, value, ok := strings.Cut(lines.Text(), " ")
-		if !strings.HasPrefix(name, etcdReceived+"{") && !strings.HasPrefix(name, etcdSent+"{") {
-			continue
-		}
-		n, err := strconv.ParseFloat(value, 64)
-		if !ok || err != nil {
-			return nil, fmt.Errorf("metrics: no number in %q", lines.Text())
-		}
-		calls[name] += int64(n)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, err
-	}
-	if len(calls) == 0 {
-		return nil, errors.New("metrics: no counters of messages")
-	}
-	return calls, nil
+	return readMetrics("http://"+list[0].addr+"/metrics", etcdReceived, etcdSent), nil
 }

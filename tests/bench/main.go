@@ -5,8 +5,8 @@
 //	go run ./tests/bench -b redis -w 1,2 -json bench.json
 //	go run ./tests/bench -b etcd -w 3 -only dlm-*,mutex
 //
-// Redis keeps everything in memory. The servers of etcd, PostgreSQL and ZooKeeper
-// write to the folder for temporary files (TMPDIR) and wait for the disk, as they
+// Redis keeps everything in memory. The servers of etcd, PostgreSQL, ZooKeeper and
+// Consul write to the folder for temporary files (TMPDIR) and wait for the disk, as they
 // do by default, so their figures are those of the disk, too.
 //
 // There are five workloads:

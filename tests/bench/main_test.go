@@ -48,7 +48,8 @@ func TestSmoke(t *testing.T) {
 	}{
 		{"redis", "1,2,3,4,5", "setnx-floor,blpop-floor,dlm-redis,dlm-quorum", "dlm-redis", "setnx-floor", "| W3 Jain, dlm-redis | >= 0.99 | "},
 		{"etcd", "1,3,4,5", "put,txn-floor,mutex*,dlm-etcd", "dlm-etcd", "txn-floor", "| W3 messages per acquisition, dlm-etcd | <= 5 | "},
-		{"postgres", "1,3,4,5", "select1,*-floor,*-pglock,dlm-postgres", "dlm-postgres", "row-floor", "| W5 statements per renewal round, dlm-postgres | <= 200 | "},
+		{"consul", "1,3,4,5", "leader,kv-floor,api-lock-session,dlm-consul", "dlm-consul", "kv-floor", "| W3 hand-overs to another/s, dlm-consul / api-lock | >= 5 | "},
+		{"postgres", "1,3,4,5", "select1,*-floor,*-pglock,dlm-postgres,dlm-advisory", "dlm-postgres", "row-floor", "| W5 statements per renewal round, dlm-postgres | <= 200 | "},
 		{"zookeeper", "1,3,4,5", "exists,create-floor,zk-lock,dlm-zookeeper", "dlm-zookeeper", "create-floor", "| W3 packets per acquisition, dlm-zookeeper | <= 4 | "},
 	} {
 		t.Run(tt.store, func(t *testing.T) {

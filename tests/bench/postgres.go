@@ -84,6 +84,11 @@ var postgresRows = []row{
 		settings: "16 managers with a pool each, as in 16 processes: goroutine i uses manager i%16",
 		open:     openDLM(16, newPostgresManager),
 	},
+	{
+		name: "dlm-advisory", workloads: []workload{w1, w2, w3, w4},
+		settings: "advisory locks, one manager for the whole process, one connection",
+		open:     openDLM(1, newAdvisoryManager),
+	},
 }
 
 var postgresTargets = slices.Concat(
@@ -94,6 +99,10 @@ var postgresTargets = slices.Concat(
 	postgresHandOverTargets("dlm-postgres"),
 	postgresHandOverTargets("dlm-postgres-x16"),
 	[]target{
+		{w1, "dlm-advisory", "pairP50", "advisory-floor", atMost(1.1)},
+		{w2, "dlm-advisory", "rate", "allisson-pglock", atLeast(1)},
+		{w4, "dlm-advisory", "unserved", "", atMost(0)},
+		{w4, "dlm-advisory", "violations", "", atMost(0)},
 		{w4, "dlm-postgres", "unserved", "", atMost(0)},
 		{w4, "dlm-postgres", "violations", "", atMost(0)},
 		{w4, "dlm-postgres", "inversionsApart", "", atMost(0)},
@@ -187,6 +196,18 @@ func newPostgresManager(ctx context.Context, cfg openConfig) (*dlm.Manager, erro
 		return nil, err
 	}
 	return pglock.NewLockManager(pool, nil, nil)
+}
+
+func newAdvisoryManager(ctx context.Context, cfg openConfig) (*dlm.Manager, error) {
+	cfg.workers = 1 // of the pool; the backend has its own connection
+	pool, err := newPostgresPool(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := pglock.CreateSchema(ctx, pool, nil); err != nil {
+		return nil, err
+	}
+	return pglock.NewAdvisoryLockManager(pool, nil, nil)
 }
 
 // onPostgres does something on a connection of its own.

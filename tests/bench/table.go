@@ -56,6 +56,7 @@ var tables = map[workload]table{
 	}},
 	w3: {"16 goroutines on one key, held for 1 ms", "gapP50", []column{
 		{key: "rate", head: "acquisitions/s", spread: true},
+		{key: "handOvers", head: "hand-overs to another/s"},
 		{key: "gapP50", head: "gap p50 us", spread: true},
 		{key: "gapP99", head: "gap p99 us"},
 		{key: "otherP50", head: "other-holder gap p50 us"},

@@ -141,6 +141,7 @@ func (t *turns) report(to figures, used spent) {
 	}
 	total := float64(n)
 	to["rate"] = total / used.seconds
+	to["handOvers"] = float64(len(t.otherGaps)) / used.seconds
 	to["gapP50"], to["gapP99"] = percentile(t.gaps, 0.50), percentile(t.gaps, 0.99)
 	to["otherP50"], to["otherP99"] = percentile(t.otherGaps, 0.50), percentile(t.otherGaps, 0.99)
 	to["self"] = per(float64(t.selfGaps)*100, float64(len(t.gaps)))
