@@ -20,9 +20,6 @@ const (
 	maxTries = 64
 	// maxLooks bounds how often a queue is looked at that changes meanwhile.
 	maxLooks = 16
-	// blindAfter is after how many such tries a ticket is taken without regard to
-	// the state, which always succeeds.
-	blindAfter = 3
 	// maxToken is the first number that a token must not reach.
 	maxToken = int64(1) << 53
 )
@@ -41,7 +38,10 @@ type acquisition struct {
 	start time.Time
 	s     *session
 	r     *record
-	stat  *zk.Stat // of the parent, from the creation of the node
+
+	// These come with the creation of the node.
+	stat *zk.Stat    // of the parent
+	list []contender // what was there, if it is known, up to the node itself
 }
 
 func (a *acquisition) run() (driver.Lease, error) {
@@ -73,7 +73,11 @@ func (a *acquisition) run() (driver.Lease, error) {
 		}
 		// Somebody has removed it. This is a new request then.
 		a.b.mu.Lock()
-		a.r.clear()
+		if a.r.s == a.s && a.r.name != "" {
+			name := a.r.name
+			a.r.clear()
+			a.s.departed(a.req.Key, name)
+		}
 		a.b.mu.Unlock()
 		if err := alive(a.ctx); err != nil {
 			return driver.Lease{}, err
@@ -85,14 +89,10 @@ func (a *acquisition) run() (driver.Lease, error) {
 // enter makes the owner's node, which it does not have yet.
 //
 // Each creation raises the version of the parent's data in the same transaction.
-// So one that names the version that came with the list of nodes succeeds only if
-// no node has come since, and what the list says of the new one's place is true.
 func (a *acquisition) enter() (driver.Lease, error) {
-	b, s := a.b, a.s
-	parent := b.parent(a.req.Key)
+	b := a.b
 	b.mu.Lock()
 	k := b.keys[a.req.Key]
-	busy := k.records > 1
 	b.mu.Unlock()
 	select {
 	case k.gate <- struct{}{}:
@@ -101,21 +101,41 @@ func (a *acquisition) enter() (driver.Lease, error) {
 	}
 	leave := sync.OnceFunc(func() { <-k.gate })
 	defer leave()
-	if busy {
-		if err := s.sync(); err != nil {
-			return driver.Lease{}, err
-		}
-	} else {
+	b.mu.Lock()
+	busy := k.records > 1
+	if _, left := b.tidy[a.req.Key]; left && a.req.Enqueue {
+		busy = true // we have been there a moment ago, and so were others
+	}
+	b.mu.Unlock()
+	if !busy {
 		// Most keys are free, and have no parent then.
 		if lease, err := a.first(); !errors.Is(err, errState) {
 			return lease, err
 		}
 	}
-	for try := range maxTries {
+	if a.req.Enqueue {
+		return a.enqueue(busy, leave)
+	}
+	if busy {
+		if err := a.s.sync(); err != nil {
+			return driver.Lease{}, err
+		}
+	}
+	return a.try()
+}
+
+// try makes the owner's node if it holds the key then, and nothing otherwise.
+//
+// A creation that names the version that came with the list of nodes succeeds only
+// if no node has come since, and what the list says of the new one's place is true.
+func (a *acquisition) try() (driver.Lease, error) {
+	b, s := a.b, a.s
+	parent := b.parent(a.req.Key)
+	for range maxTries {
 		if err := alive(a.ctx); err != nil {
 			return driver.Lease{}, fmt.Errorf("%w: %w", driver.ErrNotApplied, err)
 		}
-		snap, err := s.look(a.req.Key)
+		snap, err := s.look(a.req.Key, true)
 		if err != nil {
 			return driver.Lease{}, err
 		}
@@ -131,8 +151,7 @@ func (a *acquisition) enter() (driver.Lease, error) {
 		}
 		me := contender{mode: a.req.Mode, limit: a.req.Limit, owner: a.req.Owner, session: s.id}
 		after := append(slices.Clip(list), me)
-		fits := holders(after) == len(after)
-		if !fits && !a.req.Enqueue {
+		if holders(after) != len(after) {
 			held, ok, err := a.refused(list, nil)
 			if err != nil {
 				return driver.Lease{}, err
@@ -153,11 +172,7 @@ func (a *acquisition) enter() (driver.Lease, error) {
 			continue
 		}
 		var ops []any
-		blind := a.req.Enqueue && try >= blindAfter
-		switch {
-		case blind:
-			ops = []any{&zk.SetDataRequest{Path: parent, Version: -1}}
-		case snap.total == 0:
+		if snap.total == 0 {
 			// Left behind by a process that died. The parent may be deleted and made
 			// again at any moment, with the same version: if this one is still
 			// without children, that makes no difference.
@@ -166,7 +181,7 @@ func (a *acquisition) enter() (driver.Lease, error) {
 				&zk.CreateRequest{Path: parent, Acl: b.opts.ACL},
 				&zk.SetDataRequest{Path: parent, Version: 0},
 			}
-		default:
+		} else {
 			// As long as a child is there, it is the same parent.
 			ops = []any{
 				&zk.SetDataRequest{Path: parent, Version: version},
@@ -181,35 +196,108 @@ func (a *acquisition) enter() (driver.Lease, error) {
 			return driver.Lease{}, err
 		}
 		b.mu.Lock()
+		defer b.mu.Unlock()
 		a.r.alone = snap.total == 0
-		me.name, me.seq = a.r.name, seqOf(a.r.name)
-		if !blind && snap.total > 0 && snap.total+1 >= worthKeeping && a.stat.Czxid == snap.czxid && int(a.stat.NumChildren) == snap.total {
-			// Nobody has come or gone: the next one need not read the list again.
-			s.snapshots[a.req.Key] = &snapshot{
-				list: append(slices.Clip(list), me), total: snap.total + 1, guard: me.name,
-				version: a.stat.Version, czxid: a.stat.Czxid, pzxid: a.stat.Mzxid,
-			}
-		}
-		if fits && !blind {
-			defer b.mu.Unlock()
-			return a.granted(), nil
-		}
-		b.mu.Unlock()
-		leave()
-		if blind {
-			return a.lookBlindly()
-		}
-		return a.look(append(slices.Clip(list), me))
+		return a.granted()
 	}
 	return driver.Lease{}, fmt.Errorf("%w: zklock: key %q changes too fast", driver.ErrNotApplied, a.req.Key)
 }
 
-// disagrees says whether the key is in use with another limit.
-func (a *acquisition) disagrees(list []contender) error {
-	for _, c := range list {
-		if c.limit != a.req.Limit {
-			return &driver.LimitError{Key: a.req.Key, Want: a.req.Limit, Have: c.limit}
+// enqueue makes the owner's node whatever is there, and finds out its place then.
+// That cannot fail for what others do meanwhile, so there is nothing to be up to
+// date with. Where we know of all nodes before, the answer to the creation says so,
+// and nothing has to be read.
+func (a *acquisition) enqueue(busy bool, leave func()) (driver.Lease, error) {
+	b, s := a.b, a.s
+	parent := b.parent(a.req.Key)
+	b.mu.Lock()
+	v := s.views[a.req.Key]
+	look := v == nil && !busy || v != nil && a.disagrees(v.list) != nil
+	b.mu.Unlock()
+	if look {
+		// A limit that differs is to be refused before anything is written, unless
+		// we come again that soon.
+		if err := alive(a.ctx); err != nil {
+			return driver.Lease{}, fmt.Errorf("%w: %w", driver.ErrNotApplied, err)
 		}
+		if busy {
+			if err := s.sync(); err != nil {
+				return driver.Lease{}, err
+			}
+		}
+		snap, err := s.look(a.req.Key, false)
+		if err == nil {
+			err = a.disagrees(snap.list)
+		}
+		if err != nil {
+			return driver.Lease{}, err
+		}
+	}
+	err := errState
+	for try := 0; errors.Is(err, errState); try++ {
+		if try == maxTries {
+			return driver.Lease{}, fmt.Errorf("%w: zklock: key %q changes too fast", driver.ErrNotApplied, a.req.Key)
+		}
+		err = a.create([]any{&zk.SetDataRequest{Path: parent, Version: -1}})
+		if errors.Is(err, errState) {
+			lease, err := a.first()
+			if !errors.Is(err, errState) {
+				return lease, err
+			}
+		}
+	}
+	if err != nil {
+		return driver.Lease{}, err
+	}
+	b.mu.Lock()
+	if a.stat.NumChildren == 0 {
+		defer b.mu.Unlock()
+		a.r.alone = true
+		return a.granted()
+	}
+	list, name := a.list, a.r.name
+	b.mu.Unlock()
+	if list == nil {
+		// A server that has answered a write of ours knows all that came before.
+		snap, err := s.look(a.req.Key, false)
+		if err != nil {
+			return driver.Lease{}, err
+		}
+		list = snap.list
+		b.mu.Lock()
+		a.r.alone = snap.total == 1
+		b.mu.Unlock()
+	}
+	leave()
+	i := find(list, name)
+	if i < 0 {
+		return driver.Lease{}, errGone
+	}
+	disagreement := a.disagrees(list[:i])
+	if disagreement == nil {
+		return a.look(list)
+	}
+	path := b.path(a.req.Key, name)
+	b.mu.Lock()
+	a.r.leaving = true
+	b.mu.Unlock()
+	if err := b.remove(s, a.req.Key, path, false); err != nil && !errors.Is(err, zk.ErrNoNode) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		a.r.leaving = false
+		return driver.Lease{}, fmt.Errorf("zklock: %w: %w", errNoReply, err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a.r.clear()
+	return driver.Lease{}, disagreement
+}
+
+// disagrees says whether the key is in use with another limit: that of the first
+// node. Those behind it that have another one are about to leave.
+func (a *acquisition) disagrees(list []contender) error {
+	if len(list) > 0 && list[0].limit != a.req.Limit {
+		return &driver.LimitError{Key: a.req.Key, Want: a.req.Limit, Have: list[0].limit}
 	}
 	return nil
 }
@@ -234,7 +322,7 @@ func (a *acquisition) first() (driver.Lease, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a.r.alone = true
-	return a.granted(), nil
+	return a.granted()
 }
 
 var errNoRoot = errors.New("zklock: the root is missing")
@@ -251,6 +339,9 @@ func (a *acquisition) create(ops []any) error {
 	ops = append(ops, &zk.CreateRequest{
 		Path: parent + "/" + namePrefix(a.req.Mode, a.req.Limit, s.id, a.req.Owner), Acl: b.opts.ACL, Flags: zk.FlagEphemeralSequential,
 	})
+	b.mu.Lock()
+	epoch := s.epoch
+	b.mu.Unlock()
 	began := time.Now()
 	res, err := s.multi(ops...)
 	if err != nil {
@@ -294,17 +385,79 @@ func (a *acquisition) create(ops []any) error {
 	r := a.r
 	r.s, r.name, r.mode, r.limit, r.token, r.unsure = s, path[strings.LastIndexByte(path, '/')+1:], a.req.Mode, a.req.Limit, stat.Mzxid, false
 	r.since = time.Now()
+	me, _ := parseName(r.name)
+	a.list = nil
+	if s.created(a.req.Key, me, stat, epoch) {
+		a.list = slices.Clone(s.views[a.req.Key].list)
+	}
 	return nil
 }
 
-// granted takes note that the owner holds the key. The mutex is held.
-func (a *acquisition) granted() driver.Lease {
-	a.r.unwatch()
-	if !a.r.held {
-		a.r.held, a.r.since = true, time.Now()
+// granted takes note that the owner holds the key, unless its node or its session
+// went since the answer that said so came. The mutex is held.
+func (a *acquisition) granted() (driver.Lease, error) {
+	if a.r.s != a.s || a.r.name == "" {
+		return driver.Lease{}, errGone
 	}
-	a.r.woken = false
-	return a.s.lease(a.req.Key, a.req.Owner, a.r.mode, a.r.token, a.req.TTL, a.start)
+	a.r.unwatch()
+	a.r.held, a.r.woken = true, false
+	return a.s.lease(a.req.Key, a.req.Owner, a.r.mode, a.r.token, a.req.TTL, a.start), nil
+}
+
+// known finds out what is known of the owner's place: that it holds the key; or
+// else the list, if that is up to date enough to wait by it.
+//
+// That what stood before the node has gone is not all: the node itself must be
+// there, and somebody may have deleted it. It is proven if the release that made it
+// the first has found it. It has a watch, which would have told of its end before
+// the answer or the event that made it the first, on the same connection. Or it is
+// asked for, which sets the watch. That its session lives is for confirmed to say.
+func (a *acquisition) known(woken bool) (holds bool, list []contender, err error) {
+	b, s, r := a.b, a.s, a.r
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v := s.views[a.req.Key]
+	if v == nil || r.held {
+		return false, nil, nil
+	}
+	i := find(v.list, r.name)
+	if i < 0 {
+		return false, nil, nil
+	}
+	if i < holders(v.list) {
+		if r.proven || s.watched(r) {
+			return true, nil, nil
+		}
+		token := r.token
+		b.mu.Unlock()
+		err := b.watchOwn(s, r, token)
+		b.mu.Lock()
+		if err == nil && r.name == "" {
+			err = errGone
+		}
+		return r.watched, nil, err
+	}
+	if !woken {
+		return false, nil, nil
+	}
+	// Of our own nodes we hear. Of others we may have missed that they went.
+	for _, c := range ahead(v.list, i) {
+		if b.ours(s, a.req.Key, &c) == nil {
+			return false, nil, nil
+		}
+	}
+	return false, slices.Clone(v.list), nil
+}
+
+// ours returns the record of a node of this session, or nil. The mutex is held.
+func (b *Backend) ours(s *session, key string, c *contender) *record {
+	if c.session != s.id {
+		return nil
+	}
+	if r := b.records[recordID{key, c.owner}]; r != nil && r.s == s && r.name == c.name {
+		return r
+	}
+	return nil
 }
 
 // look finds out whether the owner's node holds the key by now, and otherwise makes
@@ -315,6 +468,16 @@ func (a *acquisition) look(list []contender) (driver.Lease, error) {
 	name, woken := r.name, r.woken && !r.held
 	r.woken = false
 	b.mu.Unlock()
+	if list == nil {
+		var holds bool
+		var err error
+		switch holds, list, err = a.known(woken); {
+		case err != nil:
+			return driver.Lease{}, err
+		case holds:
+			return a.confirmed()
+		}
+	}
 	// A server that has told us that somebody went knows it. What it does not know
 	// yet can only be that more have gone.
 	fresh := woken
@@ -324,12 +487,14 @@ func (a *acquisition) look(list []contender) (driver.Lease, error) {
 			return driver.Lease{}, err
 		}
 		if list == nil {
-			look := s.lookNow
-			if fresh {
-				look = s.look
-			}
 			current = !fresh
-			snap, err := look(a.req.Key)
+			var snap *snapshot
+			var err error
+			if fresh {
+				snap, err = s.look(a.req.Key, false)
+			} else {
+				snap, err = s.lookNow(a.req.Key)
+			}
 			if err != nil {
 				return driver.Lease{}, err
 			}
@@ -359,7 +524,9 @@ func (a *acquisition) look(list []contender) (driver.Lease, error) {
 		}
 		list = nil
 		b.mu.Lock()
-		delete(s.snapshots, a.req.Key)
+		if v := s.views[a.req.Key]; v != nil {
+			v.exact = false
+		}
 		b.mu.Unlock()
 	}
 	return driver.Lease{}, fmt.Errorf("zklock: the queue of key %q changes too fast", a.req.Key)
@@ -377,85 +544,89 @@ func (a *acquisition) confirmed() (driver.Lease, error) {
 	}
 	a.b.mu.Lock()
 	defer a.b.mu.Unlock()
-	if a.r.s != a.s || a.r.name == "" {
-		return driver.Lease{}, errGone
-	}
-	return a.granted(), nil
+	return a.granted()
 }
 
 // refused makes the answer for a key that is taken. The node me, if there is one,
 // is set to watch. It returns false if the state has changed meanwhile.
 func (a *acquisition) refused(list []contender, me *contender) (*driver.HeldError, bool, error) {
 	b, s := a.b, a.s
-	held := &driver.HeldError{}
-	n := holders(list)
-	b.mu.Lock()
 	if me != nil {
+		b.mu.Lock()
 		a.r.unwatch()
-	}
-	b.mu.Unlock()
-	var token int64
-	if me != nil {
-		i := find(list, me.name)
-		held.Position = i - n + 1
-		for _, c := range ahead(list, i) {
-			czxid, err := s.watchFor(b.path(a.req.Key, c.name), nil, a.r)
+		b.mu.Unlock()
+		for _, c := range ahead(list, find(list, me.name)) {
+			b.mu.Lock()
+			if b.ours(s, a.req.Key, &c) != nil {
+				// Whoever removes it here will tell. In case that others do, the minder
+				// sets a watch if it stays.
+				s.watchOf(a.req.Key, c.name).add(a.r)
+				b.mu.Unlock()
+				continue
+			}
+			b.mu.Unlock()
+			czxid, err := s.watchFor(a.req.Key, c.name, nil, a.r)
 			if err != nil || czxid == 0 {
 				return nil, false, err
 			}
-			if c.name == list[0].name {
-				token = czxid
-			}
 		}
 	}
-	if n > 0 {
-		if token == 0 {
-			b.mu.Lock()
-			if w := s.watches[b.path(a.req.Key, list[0].name)]; w != nil && w.armed {
-				token = w.czxid
+	for {
+		held := &driver.HeldError{}
+		n := holders(list)
+		if me != nil {
+			if held.Position = find(list, me.name) - n + 1; held.Position < 1 {
+				return nil, false, nil
 			}
-			b.mu.Unlock()
 		}
-		if token == 0 {
-			stat, ok, err := s.stat(b.path(a.req.Key, list[0].name))
-			if err != nil || !ok {
-				return nil, false, err
-			}
-			token = stat.Czxid
+		if n == 0 {
+			return held, true, nil
 		}
-		held.Holder, held.Token = list[0].owner, token
+		token, err := a.tokenOf(&list[0])
+		switch {
+		case err != nil:
+			return nil, false, err
+		case token != 0:
+			held.Holder, held.Token = list[0].owner, token
+			return held, true, nil
+		case me == nil:
+			return nil, false, nil
+		}
+		// It has gone meanwhile, and the ticket is the closer to the head. That it is
+		// not to be woken by this one has not changed.
+		list = list[1:]
+		if err := alive(a.ctx); err != nil {
+			return nil, false, err
+		}
 	}
-	return held, true, nil
 }
 
-// lookBlindly looks at a ticket that was taken without regard to the limit in
-// force, and gives it back if that is another one.
-func (a *acquisition) lookBlindly() (driver.Lease, error) {
-	b := a.b
-	snap, err := a.s.look(a.req.Key)
-	if err != nil {
-		return driver.Lease{}, err
-	}
+// tokenOf returns the token of a node, or 0 if that is gone.
+func (a *acquisition) tokenOf(c *contender) (int64, error) {
+	b, s := a.b, a.s
+	path := b.path(a.req.Key, c.name)
+	var token int64
 	b.mu.Lock()
-	name := a.r.name
+	if r := b.ours(s, a.req.Key, c); r != nil {
+		token = r.token
+	} else if w := s.watches[path]; w != nil && w.armed {
+		token = w.czxid
+	}
 	b.mu.Unlock()
-	list := snap.list
-	i := find(list, name)
-	if i < 0 {
-		return driver.Lease{}, errGone
+	if token != 0 {
+		return token, nil
 	}
-	disagreement := a.disagrees(list[:i])
-	if disagreement == nil {
-		return a.look(list)
+	stat, ok, err := s.stat(path)
+	if err != nil {
+		return 0, err
 	}
-	path := b.path(a.req.Key, name)
-	if err := b.remove(a.s, a.req.Key, path, false); err != nil && !errors.Is(err, zk.ErrNoNode) {
-		return driver.Lease{}, fmt.Errorf("zklock: %w: %w", errNoReply, err)
+	if !ok {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		s.departed(a.req.Key, c.name)
+		return 0, nil
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a.r.clear()
-	return driver.Lease{}, disagreement
+	return stat.Czxid, nil
 }
 
 // makeRoot makes the nodes that all locks are below.

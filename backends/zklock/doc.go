@@ -42,8 +42,9 @@
 // children, until the key is used again.
 //
 // A waiter watches the one node before it (with n permits the n before it, a reader
-// the last writer before it), so a release wakes one waiter. All watches of a
-// backend are on its one connection. Waiters look again by themselves, when the
+// the last writer before it), so a release wakes one waiter. If that node is of the
+// same backend, neither the watch nor the hand-over takes a request. All watches of
+// a backend are on its one connection. Waiters look again by themselves, when the
 // connection comes back, and every few seconds. A holder is told at once when its
 // session has expired, and within about a second when its node is deleted; a lock
 // that is younger than that, at its next renewal.
@@ -51,6 +52,7 @@
 // While there is no connection, nothing is lost before its deadline, and the
 // session is taken up again at any server in time. A session that has expired is
 // over: its locks are lost, its waiters are told to ask again, and get new tickets.
+// So do waiters whose node is deleted by hand, within about a second.
 // A node counts as ours only if its session is ours.
 //
 // Only writes prove that the session lives, as they need the leader and a majority:

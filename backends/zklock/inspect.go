@@ -55,7 +55,7 @@ type entry struct {
 // entries returns the nodes of a key in order. Those that go meanwhile are left
 // out.
 func (b *Backend) entries(ctx context.Context, s *session, key string) ([]entry, error) {
-	snap, err := s.look(key)
+	snap, err := s.look(key, false)
 	if err != nil {
 		return nil, err
 	}

@@ -52,6 +52,7 @@ type jobs struct {
 	watch []*record
 	token []int64
 	tidy  []string
+	until time.Time // when nothing more is to be watched
 }
 
 func (j *jobs) any() bool { return j.beat || len(j.watch) > 0 || len(j.tidy) > 0 }
@@ -65,15 +66,18 @@ func (b *Backend) due(s *session, now time.Time) jobs {
 			continue
 		}
 		used = true
-		if !r.held || now.Sub(r.since) < mindPause {
+		if r.leaving || now.Sub(r.since) < mindPause {
 			continue
 		}
-		// Most locks have gone by now, without the request that this costs.
-		if w := s.watches[b.path(r.key, r.name)]; !r.watched || w == nil || !w.armed {
+		// Most nodes have gone by now, without the request that this costs. The watch
+		// serves the owner, be it a holder or a waiter, and whoever of our own waiters
+		// stands behind it.
+		if !s.watched(r) {
 			j.watch, j.token = append(j.watch, r), append(j.token, r.token)
 		}
 	}
 	n := len(s.proofs)
+	j.until = now.Add(s.timeout / 8)
 	j.beat = used && (n == 0 || now.Sub(s.proofs[n-1]) >= s.timeout/8)
 	for key := range b.tidy {
 		delete(b.tidy, key)
@@ -89,7 +93,12 @@ func (j *jobs) do(b *Backend, s *session) {
 	if j.beat {
 		_ = s.beat()
 	}
-	_ = inFlight(len(j.watch), func(i int) error { return b.watchOwn(s, j.watch[i], j.token[i]) })
+	_ = inFlight(len(j.watch), func(i int) error {
+		if time.Now().After(j.until) {
+			return nil // many take long, and the next beat must not wait for them
+		}
+		return b.watchOwn(s, j.watch[i], j.token[i])
+	})
 	_ = inFlight(len(j.tidy), func(i int) error {
 		// It is refused as long as the key has nodes.
 		if err := s.conn.Delete(b.parent(j.tidy[i]), -1); err != nil && !refusal(err) {

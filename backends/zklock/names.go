@@ -106,12 +106,6 @@ func ahead(list []contender, i int) []contender {
 	return list[max(0, i-list[i].limit):i]
 }
 
-// seqOf is the sequence number of a node of ours.
-func seqOf(name string) int32 {
-	c, _ := parseName(name)
-	return c.seq
-}
-
 // find returns the place of a node, or -1.
 func find(list []contender, name string) int {
 	return slices.IndexFunc(list, func(c contender) bool { return c.name == name })

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -43,9 +44,10 @@ type session struct {
 	// proofs are when answered writes were sent, in order.
 	proofs []time.Time
 
-	watches   map[string]*watch
-	snapshots map[string]*snapshot
-	flights   map[string]*flights
+	watches map[string]*watch
+	views   map[string]*view // of keys that have records
+	epoch   int              // counts connections
+	flights map[string]*flights
 
 	wire     *wire // the newest connection
 	dialing  hello // its first answer
@@ -53,8 +55,11 @@ type session struct {
 }
 
 // watch is a watch at the server. It is never taken back: it goes when the node
-// does, and there is one for each path at most.
+// does, and there is one for each path at most. One that is not armed only tells
+// what we know by ourselves.
 type watch struct {
+	key, name string
+
 	armed   bool
 	czxid   int64
 	own     *record              // whose node it is, if it is held
@@ -73,7 +78,7 @@ type hello struct {
 func (b *Backend) openSession() (*session, error) {
 	s := &session{
 		b: b, quit: make(chan struct{}), changed: make(chan struct{}), timeout: b.opts.SessionTimeout,
-		watches: make(map[string]*watch), snapshots: make(map[string]*snapshot), flights: make(map[string]*flights),
+		watches: make(map[string]*watch), views: make(map[string]*view), flights: make(map[string]*flights),
 		authed: b.opts.Auth == "",
 	}
 	conn, events, err := zk.Connect(b.servers, b.opts.SessionTimeout,
@@ -278,6 +283,10 @@ func (s *session) handle(e zk.Event) {
 		for _, w := range s.watches {
 			w.armed = false // the client sets them again, but not before other requests
 		}
+		// What has gone meanwhile is not known, so no ticket rests on what was known
+		// before: it is looked up.
+		s.epoch++
+		clear(s.views)
 		if s.authed {
 			s.rise()
 		} else {
@@ -329,17 +338,48 @@ func (s *session) change() {
 	s.changed = make(chan struct{})
 }
 
+// departed handles the end of a node that we have removed, or not found. The
+// mutex is held.
+func (s *session) departed(key, name string) {
+	if v := s.views[key]; v != nil {
+		v.drop(name)
+	}
+	if c, ok := parseName(name); ok {
+		// In the same step, so that nobody begins to wait for a node whose end has
+		// been told already.
+		if r := s.b.ours(s, key, &c); r != nil && r.leaving {
+			r.clear()
+		}
+	}
+	s.gone(s.b.path(key, name))
+}
+
 // gone handles the end of a node that was watched. The mutex is held.
+//
+// It may have been released, have gone with its session, or been deleted by hand,
+// and may have waited only: that does not matter, as nothing but its end is
+// concluded from it. Names are not used twice, so late news is true as well.
 func (s *session) gone(path string) {
 	w := s.watches[path]
 	if w == nil {
 		return
 	}
 	delete(s.watches, path)
-	s.b.wake(w)
-	if r := w.own; r != nil && r.s == s && r.held && s.b.path(r.key, r.name) == path {
-		s.b.lose(r, driver.ReasonGone)
+	if v := s.views[w.key]; v != nil {
+		v.drop(w.name)
 	}
+	s.b.wake(w)
+	r := w.own
+	if r == nil || r.s != s || r.name != w.name || r.leaving {
+		return
+	}
+	if r.held {
+		s.b.lose(r, driver.ReasonGone)
+	} else {
+		s.b.push(r.manager, driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: r.key, Owner: r.owner}})
+		r.clear()
+	}
+	s.b.forget(r)
 }
 
 // expired ends a session with all that belongs to it, and begins the next one.
@@ -352,12 +392,13 @@ func (b *Backend) expired(s *session) {
 		}
 		if r.held {
 			b.lose(r, driver.ReasonSession)
-			continue
+		} else {
+			if r.name != "" {
+				b.push(r.manager, driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: r.key, Owner: r.owner}})
+			}
+			r.clear()
 		}
-		if r.name != "" {
-			b.push(r.manager, driver.Event{Kind: driver.EventWake, Lease: driver.Lease{Key: r.key, Owner: r.owner}})
-		}
-		r.clear()
+		b.forget(r) // nobody comes for what is lost
 	}
 	if b.session == s && !b.ended {
 		// It cannot fail, as the servers are the same.
@@ -427,6 +468,7 @@ func (b *Backend) ready(ctx context.Context) (*session, error) {
 func (b *Backend) proven(s *session, sent time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.mindingSince = time.Now() // a server that answers writes does not hang
 	n := len(s.proofs)
 	if n > 0 && !sent.After(s.proofs[n-1]) {
 		return
@@ -519,22 +561,98 @@ const (
 	worthKeeping = 16
 )
 
-// look reads the nodes of a key.
-func (s *session) look(key string) (*snapshot, error) {
+// view is what we know of the nodes of a key: all that are there and were made up
+// to a version of the parent's data, in order, and perhaps some that have gone.
+//
+// A node never gets a new one before it. So a node of ours that is in the list may
+// be judged by it at any time: what is left out has gone, and if others have too,
+// the node is the closer to the head for it. Nodes that were made since stand
+// behind it. It is forgotten with the connection.
+type view struct {
+	list    []contender
+	others  int   // foreign nodes
+	version int32 // of the parent's data
+	czxid   int64 // of the parent
+	pzxid   int64 // of the last change to its children that we know the number of
+	exact   bool  // there was none since then that we know of
+}
+
+func (v *view) drop(name string) {
+	i := find(v.list, name)
+	switch {
+	case i < 0:
+		return
+	case i == 0:
+		v.list = v.list[1:] // as almost always, and then the rest need not move
+	default:
+		v.list = slices.Delete(v.list, i, i+1)
+	}
+	v.exact = false
+}
+
+// created takes note of a new node of ours, and of what its transaction says of
+// the parent: that and how many others there are. It says whether the view is
+// exact then. The mutex is held.
+func (s *session) created(key string, me contender, stat *zk.Stat, epoch int) bool {
+	v := s.views[key]
+	switch {
+	case epoch != s.epoch || s.over:
+		return false
+	case stat.NumChildren == 0:
+		s.views[key] = &view{
+			list: []contender{me}, version: stat.Version, czxid: stat.Czxid, pzxid: stat.Mzxid, exact: true,
+		}
+		return true
+	case v != nil && v.czxid == stat.Czxid && stat.Version == v.version+1 && int(stat.NumChildren) == len(v.list)+v.others:
+		// Each creation raises the version by one: there was no other, and as many
+		// are there as we know of.
+		v.list, v.version, v.pzxid, v.exact = append(v.list, me), stat.Version, stat.Mzxid, true
+		return true
+	}
+	return false
+}
+
+// keep makes a view of a list that was read, unless more is known by now. The
+// mutex is held.
+func (s *session) keep(key string, snap *snapshot, epoch int) {
+	v := s.views[key]
+	switch {
+	case epoch != s.epoch || s.over || s.b.keys[key] == nil:
+	case snap.version == noParent:
+		delete(s.views, key)
+	case v != nil && (v.czxid > snap.czxid || v.czxid == snap.czxid && (v.pzxid > snap.pzxid || v.pzxid == snap.pzxid && !v.exact)):
+	default:
+		s.views[key] = &view{
+			list: slices.Clone(snap.list), others: snap.total - len(snap.list),
+			version: snap.version, czxid: snap.czxid, pzxid: snap.pzxid, exact: true,
+		}
+	}
+}
+
+// look reads the nodes of a key. If there are many, it may ask first whether they
+// have changed.
+func (s *session) look(key string, ask bool) (*snapshot, error) {
 	path := s.b.parent(key)
 	s.b.mu.Lock()
-	last := s.snapshots[key]
+	v, epoch := s.views[key], s.epoch
+	ask = ask && v != nil && v.exact && len(v.list)+v.others >= worthKeeping
 	s.b.mu.Unlock()
-	if last != nil {
+	if ask {
 		stat, ok, err := s.stat(path)
-		switch {
-		case err != nil:
+		if err != nil {
 			return nil, err
-		case ok && stat.Czxid == last.czxid && stat.Pzxid == last.pzxid:
-			next := *last
-			next.version = stat.Version
-			return &next, nil
 		}
+		s.b.mu.Lock()
+		v := s.views[key]
+		if ok && epoch == s.epoch && v != nil && v.exact && stat.Czxid == v.czxid && stat.Pzxid == v.pzxid && len(v.list) > 0 {
+			defer s.b.mu.Unlock()
+			v.version = stat.Version
+			return &snapshot{
+				list: slices.Clone(v.list), total: len(v.list) + v.others, guard: v.list[len(v.list)-1].name,
+				version: v.version, czxid: v.czxid, pzxid: v.pzxid,
+			}, nil
+		}
+		s.b.mu.Unlock()
 	}
 	names, stat, err := s.conn.Children(path)
 	snap := &snapshot{version: noParent}
@@ -554,11 +672,7 @@ func (s *session) look(key string) (*snapshot, error) {
 	}
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
-	if snap.total >= worthKeeping {
-		s.snapshots[key] = snap
-	} else if last != nil {
-		delete(s.snapshots, key)
-	}
+	s.keep(key, snap, epoch)
 	return snap, nil
 }
 
@@ -610,7 +724,7 @@ func (s *session) fly(key string, all *flights, one bool) {
 			return
 		}
 		if f.err = s.sync(); f.err == nil {
-			f.snap, f.err = s.look(key)
+			f.snap, f.err = s.look(key, true)
 		}
 		close(f.done)
 		if one {
@@ -634,27 +748,47 @@ func (s *session) stat(path string) (*zk.Stat, bool, error) {
 	return stat, ok, classify(err, path)
 }
 
-// watchFor makes sure that somebody is told of the end of a node: its owner, or
-// a waiter. It returns when the node was created, or 0 if it is gone.
-func (s *session) watchFor(path string, own, waiter *record) (czxid int64, err error) {
-	b := s.b
-	b.mu.Lock()
+// watchOf returns the watch of a node, which may not be armed. The mutex is held.
+func (s *session) watchOf(key, name string) *watch {
+	path := s.b.path(key, name)
 	w := s.watches[path]
 	if w == nil {
-		w = &watch{waiters: make(map[*record]struct{})}
+		w = &watch{key: key, name: name, waiters: make(map[*record]struct{})}
 		s.watches[path] = w
 	}
+	return w
+}
+
+// watched says whether the end of a node of ours would be told. The mutex is held.
+func (s *session) watched(r *record) bool {
+	w := s.watches[s.b.path(r.key, r.name)]
+	return r.watched && w != nil && w.armed
+}
+
+// add makes a record wait for the end of the node. The mutex is held.
+func (w *watch) add(r *record) {
+	w.waiters[r] = struct{}{}
+	r.watching = append(r.watching, w)
+}
+
+// watchFor makes sure that somebody is told of the end of a node: its owner, or
+// a waiter. It returns when the node was created, or 0 if it is gone.
+func (s *session) watchFor(key, name string, own, waiter *record) (czxid int64, err error) {
+	b := s.b
+	path := b.path(key, name)
+	b.mu.Lock()
+	w := s.watchOf(key, name)
 	if own != nil {
 		w.own = own
 	}
 	if waiter != nil {
-		w.waiters[waiter] = struct{}{}
-		waiter.watching = append(waiter.watching, w)
+		w.add(waiter)
 	}
 	if w.armed {
 		defer b.mu.Unlock()
 		return w.czxid, nil
 	}
+	epoch := s.epoch
 	b.mu.Unlock()
 	// Other than a question whether the node exists, this leaves no watch if not.
 	_, stat, _, err := s.conn.GetW(path)
@@ -662,15 +796,15 @@ func (s *session) watchFor(path string, own, waiter *record) (czxid int64, err e
 	defer b.mu.Unlock()
 	switch {
 	case errors.Is(err, zk.ErrNoNode):
-		if s.watches[path] == w {
-			delete(s.watches, path)
-		}
+		delete(w.waiters, waiter) // who need not be woken to hear it
+		s.departed(key, name)
 		return 0, nil
 	case err != nil:
 		return 0, classify(err, path)
 	case s.watches[path] != w:
 		return 0, nil // its end came with the answer
 	}
-	w.armed, w.czxid = true, stat.Czxid
+	// Behind a new connection the client sets it again, but we do not know when.
+	w.armed, w.czxid = epoch == s.epoch, stat.Czxid
 	return w.czxid, nil
 }

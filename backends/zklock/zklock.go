@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,8 +34,9 @@ type Backend struct {
 	// minded is when the minder last looked; stalled when it last came late, and
 	// the process may have been stopped.
 	minded, stalled time.Time
-	minding         bool // it has made requests, at mindingSince
-	mindingSince    time.Time
+	minding         bool // it has made requests
+	// mindingSince is when it began to, or when a write was answered since.
+	mindingSince time.Time
 	// The server's clock showed serverTime at the time serverSeen.
 	serverTime, serverSeen time.Time
 }
@@ -65,6 +68,10 @@ type record struct {
 	token int64
 	held  bool // we know that it holds the key
 	since time.Time
+	// proven says that the node was there when what stood before it had gone.
+	proven bool
+	// leaving says that the node is being removed.
+	leaving bool
 	// unsure says that there may be a node: a request was not answered.
 	unsure bool
 	// alone says that there was no other node when we last looked.
@@ -88,6 +95,7 @@ type keyState struct {
 func (r *record) clear() {
 	r.unwatch()
 	r.s, r.name, r.token, r.held, r.unsure, r.alone, r.woken, r.watched = nil, "", 0, false, false, false, false, false
+	r.proven, r.leaving = false, false
 }
 
 // unwatch forgets whom the record waits for. The mutex is held.
@@ -296,7 +304,7 @@ func (b *Backend) forget(r *record) {
 	k := b.keys[r.key]
 	if k.records--; k.records == 0 {
 		delete(b.keys, r.key)
-		delete(b.session.snapshots, r.key)
+		delete(b.session.views, r.key)
 	}
 }
 
@@ -355,7 +363,7 @@ func (b *Backend) extend(ctx context.Context, s *session, batch []driver.Renewal
 			continue
 		}
 		records[i] = r
-		if w := s.watches[b.path(r.key, r.name)]; !r.watched || w == nil || !w.armed {
+		if !s.watched(r) {
 			ask = append(ask, i)
 		}
 	}
@@ -389,30 +397,25 @@ func (b *Backend) extend(ctx context.Context, s *session, batch []driver.Renewal
 	return nil
 }
 
-// watchOwn makes sure that we are told when a node of ours goes.
+// watchOwn makes sure that we are told when a node of ours goes, be it a grant or
+// a ticket.
 func (b *Backend) watchOwn(s *session, r *record, token int64) error {
 	b.mu.Lock()
-	if r.s != s || !r.held || r.token != token {
+	if r.s != s || r.name == "" || r.leaving || r.token != token {
 		b.mu.Unlock()
 		return nil
 	}
-	path := b.path(r.key, r.name)
+	name := r.name
 	b.mu.Unlock()
-	czxid, err := s.watchFor(path, r, nil)
+	czxid, err := s.watchFor(r.key, name, r, nil)
 	if err != nil {
 		return err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if r.s != s || !r.held || r.token != token {
-		return nil
+	if r.s == s && r.name == name && !r.leaving && czxid == token {
+		r.watched = true
 	}
-	if czxid != token {
-		b.lose(r, driver.ReasonGone)
-		b.forget(r)
-		return nil
-	}
-	r.watched = true
 	return nil
 }
 
@@ -452,7 +455,7 @@ func inFlight(n int, f func(i int) error) error {
 
 // lost says why a grant is not there.
 func (b *Backend) lost(s *session, l *driver.Lease) error {
-	snap, err := s.look(l.Key)
+	snap, err := s.look(l.Key, false)
 	if err != nil {
 		return err
 	}
@@ -478,8 +481,10 @@ func (b *Backend) release(ctx context.Context, s *session, r *record, l *driver.
 	b.mu.Lock()
 	there := r.name != "" && (l.Token == 0 || r.held && r.token == l.Token)
 	path, alone := b.path(r.key, r.name), r.alone && b.keys[r.key].records == 1
+	var heirs []contender
 	if there {
-		r.held, r.watched = false, false // that it goes is no news from here on
+		r.held, r.watched, r.leaving = false, false, true // that it goes is no news from here on
+		heirs = b.heirs(s, r)
 	}
 	b.mu.Unlock()
 	if !there {
@@ -491,10 +496,10 @@ func (b *Backend) release(ctx context.Context, s *session, r *record, l *driver.
 		}
 		return b.lost(s, l)
 	}
-	err := b.remove(s, l.Key, path, alone)
+	err := b.remove(s, l.Key, path, alone, heirs...)
 	if err != nil && !errors.Is(err, zk.ErrNoNode) {
 		b.mu.Lock()
-		r.held = r.name != "" && l.Token != 0 // so that it can be tried again
+		r.held, r.leaving = r.name != "" && l.Token != 0, false // so that it can be tried again
 		b.mu.Unlock()
 		return classify(err, path)
 	}
@@ -510,7 +515,7 @@ func (b *Backend) release(ctx context.Context, s *session, r *record, l *driver.
 // withdraw removes what an owner has that is not known here: nothing, or what it
 // got through another backend.
 func (b *Backend) withdraw(ctx context.Context, s *session, l *driver.Lease) error {
-	snap, err := s.look(l.Key)
+	snap, err := s.look(l.Key, false)
 	if err != nil {
 		return err
 	}
@@ -529,8 +534,44 @@ func (b *Backend) withdraw(ctx context.Context, s *session, l *driver.Lease) err
 	return nil
 }
 
-// remove deletes a node of ours, and its parent with it if it has no other child.
-func (b *Backend) remove(s *session, key, path string, alone bool) error {
+// maxHeirs bounds how many tickets one release proves.
+const maxHeirs = 32
+
+// heirs are the tickets of ours that hold the key once a node has gone, as far as
+// is known. The mutex is held.
+func (b *Backend) heirs(s *session, r *record) []contender {
+	v := s.views[r.key]
+	if v == nil {
+		return nil
+	}
+	i := find(v.list, r.name)
+	if i < 0 {
+		return nil
+	}
+	rest := v.list[i+1:]
+	if i > 0 {
+		rest = slices.Concat(v.list[:i], rest)
+	}
+	var heirs []contender
+	for _, c := range rest[:holders(rest)] {
+		if o := b.ours(s, r.key, &c); o != nil && !o.held && !o.leaving && !o.proven && len(heirs) < maxHeirs {
+			heirs = append(heirs, c)
+		}
+	}
+	return heirs
+}
+
+// remove deletes a node, and its parent with it if it has no other child. Our own
+// waiters hear of it here, and not only when the server tells us. The same request
+// proves that those are there that hold the key then.
+func (b *Backend) remove(s *session, key, path string, alone bool, heirs ...contender) (err error) {
+	defer func() {
+		if err == nil || errors.Is(err, zk.ErrNoNode) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			s.departed(key, path[strings.LastIndexByte(path, '/')+1:])
+		}
+	}()
 	if alone {
 		res, err := s.multi(
 			&zk.DeleteRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: b.parent(key), Version: -1})
@@ -539,8 +580,30 @@ func (b *Backend) remove(s *session, key, path string, alone bool) error {
 		}
 		// Others have come, or the parent may not be deleted.
 	}
+	if len(heirs) > 0 {
+		ops := []any{&zk.DeleteRequest{Path: path, Version: -1}}
+		for _, c := range heirs {
+			ops = append(ops, &zk.CheckVersionRequest{Path: b.path(key, c.name), Version: -1})
+		}
+		res, err := s.multi(ops...)
+		if err == nil {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.tidy[key] = struct{}{}
+			for _, c := range heirs {
+				if o := b.ours(s, key, &c); o != nil {
+					o.proven = true
+				}
+			}
+			return nil
+		}
+		if len(res) == 0 || res[0].Error != nil || !refusal(err) {
+			return err
+		}
+		// One of them has gone.
+	}
 	sent := time.Now()
-	err := s.conn.Delete(path, -1)
+	err = s.conn.Delete(path, -1)
 	if err == nil {
 		b.proven(s, sent)
 		b.mu.Lock()
@@ -564,7 +627,7 @@ func (b *Backend) settle(ctx context.Context, s *session, r *record) error {
 	if err := alive(ctx); err != nil {
 		return err
 	}
-	snap, err := s.look(r.key)
+	snap, err := s.look(r.key, false)
 	if err != nil {
 		return err
 	}

@@ -118,11 +118,15 @@ type tap struct {
 	*cuts
 
 	mu     sync.Mutex
+	dials  int
 	id     int64
 	passwd []byte
 }
 
 func (c *tap) dial(network, addr string, timeout time.Duration) (net.Conn, error) {
+	c.mu.Lock()
+	c.dials++
+	c.mu.Unlock()
 	conn, err := c.cuts.dial(network, addr, timeout)
 	if err != nil {
 		return nil, err
@@ -222,6 +226,10 @@ func TestOneServer(t *testing.T) {
 		"ManyBackendsOnOneKey":      manyBackendsOnOneKey,
 		"ReadersAndWriterByWatches": readersAndWriterByWatches,
 		"CheckOfASingleServer":      checkOfASingleServer,
+		"WaiterInTheMiddleGoes":     waiterInTheMiddleGoes,
+		"GoneTicketIsNotGranted":    goneTicketIsNotGranted,
+		"LostLockIsForgotten":       lostLockIsForgotten,
+		"SlowServerIsKept":          slowServerIsKept,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -759,6 +767,179 @@ func readersAndWriterByWatches(r *rig) {
 	wg.Wait()
 }
 
+// waiterInTheMiddleGoes lets the one before a waiter go, in all ways, while the key
+// is held: the end of whom one waits for is not always a release.
+func waiterInTheMiddleGoes(r *rig) {
+	for _, own := range []bool{true, false} { // the three share a backend, or none do
+		for _, way := range []string{"leaves", "is deleted by hand", "expires"} {
+			if own && way == "expires" {
+				continue
+			}
+			key := strings.ReplaceAll(fmt.Sprint(way, own), " ", "_")
+			a, _ := r.open(10 * time.Second)
+			b, tap := a, (*tap)(nil)
+			c := a
+			if !own {
+				b, tap = r.open(10 * time.Second)
+				c, _ = r.open(10 * time.Second)
+			}
+			lease := r.grant(a, request(key, "a"))
+			r.queue(b, request(key, "b"))
+			woken := make(chan struct{}, 100)
+			req := request(key, "c")
+			req.Manager = "c"
+			ctx, cancel := context.WithCancel(context.Background())
+			listening := make(chan error, 1)
+			go func() {
+				listening <- c.Listen(ctx, "c", func(e driver.Event) {
+					if e.Kind == driver.EventWake {
+						woken <- struct{}{}
+					}
+				})
+			}()
+			if held := r.queue(c, req); held.Position != 2 {
+				r.Errorf("%s: place %d, want 2", key, held.Position)
+			}
+			var middle string
+			for _, name := range r.children(key) {
+				if strings.Contains(name, "-b-") {
+					middle = name
+				}
+			}
+			switch way {
+			case "leaves":
+				if err := b.Release(r.within(patience), driver.Lease{Key: key, Owner: "b"}); err != nil {
+					r.Fatal(err)
+				}
+			case "is deleted by hand":
+				if err := r.conn.Delete(r.root+"/"+key+"/"+middle, -1); err != nil {
+					r.Fatal(err)
+				}
+			case "expires":
+				r.expire(tap)
+			}
+			select {
+			case <-woken:
+			case <-time.After(patience):
+				r.Fatalf("%s: the waiter behind is not told", key)
+			}
+			if held := r.queue(c, req); held.Position != 1 || held.Holder != "a" || held.Token != lease.Token {
+				r.Errorf("%s: %+v, want place 1 behind the holder", key, held)
+			}
+			if err := a.Release(r.within(patience), lease); err != nil {
+				r.Fatal(err)
+			}
+			select {
+			case <-woken:
+			case <-time.After(patience):
+				r.Fatalf("%s: the waiter is not told of the release", key)
+			}
+			next := r.grant(c, req)
+			if next.Token <= lease.Token {
+				r.Errorf("%s: token %d follows %d", key, next.Token, lease.Token)
+			}
+			if err := c.Release(r.within(patience), next); err != nil {
+				r.Error(err)
+			}
+			cancel()
+			<-listening
+		}
+	}
+}
+
+// goneTicketIsNotGranted deletes a ticket by hand while another one waits behind
+// it. What stood before both goes, and all of that is known, but the ticket is not
+// there.
+func goneTicketIsNotGranted(r *rig) {
+	ours, _ := r.open(10 * time.Second)
+	holding, _ := r.open(10 * time.Second)
+	behind, _ := r.open(10 * time.Second)
+	for i, holder := range []*zklock.Backend{ours, holding} {
+		key := fmt.Sprint("k", i)
+		lease := r.grant(holder, request(key, "a"))
+		r.queue(ours, request(key, "b"))
+		r.queue(behind, request(key, "c"))
+		for _, name := range r.children(key) {
+			if strings.Contains(name, "-b-") {
+				if err := r.conn.Delete(r.root+"/"+key+"/"+name, -1); err != nil {
+					r.Fatal(err)
+				}
+			}
+		}
+		if err := holder.Release(r.within(patience), lease); err != nil {
+			r.Fatal(err)
+		}
+		next := r.grant(behind, request(key, "c"))
+		if held := r.queue(ours, request(key, "b")); held.Holder != "c" || held.Position != 1 {
+			r.Errorf("%s: %+v, want place 1 behind c", key, held)
+		}
+		if err := behind.Release(r.within(patience), next); err != nil {
+			r.Error(err)
+		}
+		r.until("b has it", func() bool {
+			_, err := ours.Acquire(r.within(patience), request(key, "b"))
+			return err == nil
+		})
+	}
+}
+
+// lostLockIsForgotten loses a lock with its session. Nobody comes for it, and the
+// key is tidied all the same.
+func lostLockIsForgotten(r *rig) {
+	b, tap := r.open(10 * time.Second)
+	r.grant(b, request("k", "lost"))
+	r.expire(tap)
+	r.until("its node is gone", func() bool { return len(r.children("k")) == 0 })
+	lease := r.grant(b, request("k", "a"))
+	r.queue(b, request("k", "b"))
+	if err := b.Release(r.within(patience), lease); err != nil {
+		r.Fatal(err)
+	}
+	if err := b.Release(r.within(patience), r.grant(b, request("k", "b"))); err != nil {
+		r.Fatal(err)
+	}
+	r.until("the key's node is gone", func() bool {
+		ok, _, err := r.conn.Exists(r.root + "/k")
+		return err == nil && !ok
+	})
+}
+
+// slowServerIsKept has so many nodes to watch, at a server that takes its time, that
+// this takes longer than a server may hang.
+func slowServerIsKept(r *rig) {
+	b, tap := r.open(10 * time.Second)
+	r.grant(b, request("warm", "a"))
+	tap.all(func(p *servers.Proxy) { p.Delay(servers.Down, 100*time.Millisecond) })
+	tap.mu.Lock()
+	before := tap.dials
+	tap.mu.Unlock()
+	const locks = 1500 // at most 64 requests are under way
+	var wg sync.WaitGroup
+	for i := range locks {
+		wg.Go(func() {
+			if _, err := b.Acquire(r.within(patience), request(fmt.Sprint("k", i), "a")); err != nil {
+				r.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	dials := func() int {
+		tap.mu.Lock()
+		defer tap.mu.Unlock()
+		return tap.dials - before
+	}
+	r.until("all are watched", func() bool {
+		out, err := r.nodes[0].Ask(context.Background(), "wchp")
+		if err != nil {
+			r.Fatal(err)
+		}
+		return strings.Count(out, r.root+"/k") == locks || dials() > 0
+	})
+	if n := dials(); n > 0 {
+		r.Errorf("the connection was given up %d times", n)
+	}
+}
+
 func checkOfASingleServer(r *rig) {
 	b, _ := r.open(90 * time.Second) // more than the server grants
 	findings, err := b.Check(r.within(patience))
@@ -856,27 +1037,69 @@ func TestLeaderKilled(t *testing.T) {
 	}
 }
 
+// received is how many packets the first server has received.
+func (r *rig) received() int {
+	r.Helper()
+	out, err := r.nodes[0].Ask(context.Background(), "srvr")
+	if err != nil {
+		r.Fatal(err)
+	}
+	for line := range strings.SplitSeq(out, "\n") {
+		if n, ok := strings.CutPrefix(line, "Received: "); ok {
+			count, err := strconv.Atoi(strings.TrimSpace(n))
+			if err != nil {
+				r.Fatal(err)
+			}
+			return count
+		}
+	}
+	r.Fatalf("srvr says %q", out)
+	return 0
+}
+
+// TestPacketsPerHandOver counts what it costs the server that a lock goes round. On
+// a busy machine waits are long, and a ticket that stays gets a watch of its own.
+func TestPacketsPerHandOver(t *testing.T) {
+	r := newRig(t, servers.StartZooKeeper(t, nil))
+	const workers, rounds = 8, 40
+	for _, c := range []struct {
+		managers, most int
+	}{{1, 4}, {workers, 12}} {
+		managers := make([]*dlm.Manager, c.managers)
+		for i := range managers {
+			managers[i], _ = r.manage(30*time.Second, nil)
+		}
+		key := fmt.Sprint("k", c.managers)
+		before := r.received()
+		var wg sync.WaitGroup
+		for i := range workers {
+			wg.Go(func() {
+				for range rounds {
+					l, err := managers[i%len(managers)].Acquire(context.Background(), key, time.Minute, nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if err := l.Release(context.Background()); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		n := r.received() - before
+		t.Logf("%d managers: %.2f packets for each hand-over", c.managers, float64(n)/(workers*rounds))
+		if n > c.most*workers*rounds {
+			t.Errorf("%d managers: %d packets for %d hand-overs", c.managers, n, workers*rounds)
+		}
+	}
+}
+
 // TestThousandWaiters lets a thousand wait on one key, and counts what that costs
 // the server.
 func TestThousandWaiters(t *testing.T) {
 	r := newRig(t, servers.StartZooKeeper(t, nil))
-	received := func() int {
-		out, err := r.nodes[0].Ask(context.Background(), "srvr")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.SplitSeq(out, "\n") {
-			if n, ok := strings.CutPrefix(line, "Received: "); ok {
-				count, err := strconv.Atoi(strings.TrimSpace(n))
-				if err != nil {
-					t.Fatal(err)
-				}
-				return count
-			}
-		}
-		t.Fatalf("srvr says %q", out)
-		return 0
-	}
+	received := r.received
 	const waiters = 1000
 	managers := make([]*dlm.Manager, 4)
 	for i := range managers {
