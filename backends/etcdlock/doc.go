@@ -40,7 +40,9 @@
 // leaves, so between two holders there is no moment at which somebody else could
 // come in. To take a lock, or a place in its queue, is one transaction that
 // decides everything; only permits that are tried for without waiting take two,
-// and more if others try at the same time.
+// and more if others try at the same time. Calls for different locks that are made
+// while others are on their way share a request and an entry of etcd's log; a lone
+// call does not wait for that, and each ends with its own context.
 //
 // All locks of one TTL share a lease, which is renewed every third of the TTL, and
 // sooner if locks are taken; all leases share one stream. A lock therefore costs
@@ -82,8 +84,9 @@
 //	etcdctl role grant-permission ROLE --prefix=true readwrite dlm/
 //
 // The client should name all members, and have DialKeepAliveTime and
-// DialKeepAliveTimeout set, so that it notices a member that has gone silent: a
-// call that was sent there waits for its context otherwise. It may not be one
+// DialKeepAliveTimeout set, so that it notices a member that has gone silent: an
+// acquisition or a release that was sent there waits for its context otherwise.
+// Renewals are asked for again at other members. The client may not be one
 // whose KV or Watcher was replaced, such as by package namespace; use
 // [Options.Prefix].
 //

@@ -25,6 +25,13 @@ type Backend struct {
 	tasks  sync.WaitGroup
 	wake   chan struct{} // of the goroutine that renews leases; has room for one
 
+	// Acquisitions and releases do not share requests: a full database refuses
+	// the ones and takes the others.
+	acquiring, releasing sharer
+
+	trying  *turns // for a lock's permits, without waiting
+	looking *turns // at a lock
+
 	mu        sync.Mutex
 	ended     bool
 	looked    bool // the server does for locks
@@ -35,7 +42,6 @@ type Backend struct {
 	byLease   map[clientv3.LeaseID]*session // all that have not ended
 	making    map[int64]*making
 	listeners map[string]*listener
-	trying    map[string]chan struct{} // keys whose permits somebody tries for
 }
 
 var (
@@ -107,9 +113,11 @@ func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 		wake:    make(chan struct{}, 1),
 		entries: make(map[id]*entry), sessions: make(map[int64]*session), retired: make(map[*session]struct{}),
 		byLease: make(map[clientv3.LeaseID]*session), making: make(map[int64]*making), listeners: make(map[string]*listener),
-		trying: make(map[string]chan struct{}),
+		trying: newTurns(1), looking: newTurns(maxLooking),
 	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
+	b.acquiring.ctx, b.acquiring.commit = b.ctx, b.commit
+	b.releasing.ctx, b.releasing.commit = b.ctx, b.commit
 	return b, nil
 }
 
@@ -170,7 +178,7 @@ func (b *Backend) Acquire(ctx context.Context, req driver.Request) (driver.Lease
 	if !req.Enqueue && req.Limit > 1 {
 		// Whether there is a permit to be had can only be seen, and the attempt
 		// fails if somebody else makes one at the same time: not we ourselves.
-		leave, err := b.queueUp(ctx, req.Key)
+		leave, err := b.trying.take(ctx, req.Key)
 		if err != nil {
 			return driver.Lease{}, err
 		}
@@ -198,32 +206,6 @@ func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-timer.C:
-	}
-}
-
-// queueUp lets the callers of this backend try for one key's permits one after
-// another.
-func (b *Backend) queueUp(ctx context.Context, key string) (leave func(), err error) {
-	for {
-		b.mu.Lock()
-		turn := b.trying[key]
-		if turn == nil {
-			turn = make(chan struct{})
-			b.trying[key] = turn
-			b.mu.Unlock()
-			return func() {
-				b.mu.Lock()
-				defer b.mu.Unlock()
-				delete(b.trying, key)
-				close(turn)
-			}, nil
-		}
-		b.mu.Unlock()
-		select {
-		case <-turn:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: etcdlock: %w", driver.ErrNotApplied, ctx.Err())
-		}
 	}
 }
 
@@ -316,7 +298,12 @@ func (a *acquisition) lookAgain(rev int64) (driver.Lease, bool, error) {
 	if known && req.Enqueue {
 		return driver.Lease{}, false, &place
 	}
+	leave, err := b.looking.take(a.ctx, req.Key)
+	if err != nil {
+		return driver.Lease{}, false, a.readFailed(a.ctx.Err())
+	}
 	answer, err := b.client.Do(a.ctx, b.placeOp(req.Key, req.Limit, rev))
+	leave()
 	if err != nil {
 		return driver.Lease{}, false, a.readFailed(err)
 	}
@@ -371,17 +358,26 @@ func (a *acquisition) create() (driver.Lease, bool, error) {
 
 	base, end := lockBase(prefix, req.Key), lockEnd(prefix, req.Key)
 	mine := limitBase(prefix, req.Key, req.Limit)
-	b.mu.Lock()
-	conds := []clientv3.Cmp{
-		clientv3.Compare(clientv3.CreateRevision(e.name), "=", 0),
-		empty(base, mine), empty(after(mine), end),
-		clientv3.Compare(clientv3.ModRevision(long.name), "=", long.fence),
+	leave, err := b.looking.take(a.ctx, req.Key)
+	if err != nil {
+		return driver.Lease{}, false, err
 	}
+	// Without waiting, a lock of one's own is to be had only if there is no ticket
+	// at all, which is one comparison.
+	only := !req.Enqueue && req.Limit == 1 && req.Mode == driver.Exclusive
+	var conds []clientv3.Cmp
+	if only {
+		conds = append(conds, empty(base, end))
+	} else {
+		conds = append(conds, clientv3.Compare(clientv3.CreateRevision(e.name), "=", 0), empty(base, mine), empty(after(mine), end))
+	}
+	b.mu.Lock()
+	conds = append(conds, clientv3.Compare(clientv3.ModRevision(long.name), "=", long.fence))
 	if short != long {
 		conds = append(conds, clientv3.Compare(clientv3.ModRevision(short.name), "=", short.fence))
 	}
 	b.mu.Unlock()
-	if req.Limit == 1 {
+	if req.Limit == 1 && !only {
 		other := ticketName(prefix, req.Key, 1, driver.Shared-req.Mode, req.Owner)
 		conds = append(conds, clientv3.Compare(clientv3.CreateRevision(other), "=", 0))
 	}
@@ -395,6 +391,8 @@ func (a *acquisition) create() (driver.Lease, bool, error) {
 	list := clientv3.OpGet(mine, clientv3.WithRange(after(mine)), clientv3.WithKeysOnly(), byCreation)
 	var then []clientv3.Op
 	switch {
+	case only:
+		then = []clientv3.Op{put}
 	case !req.Enqueue && a.seen > 0:
 		conds = append(conds, clientv3.Compare(clientv3.CreateRevision(mine).WithRange(after(mine)), "<", a.seen+1))
 		then = []clientv3.Op{list, put}
@@ -413,20 +411,28 @@ func (a *acquisition) create() (driver.Lease, bool, error) {
 	otherwise := []clientv3.Op{
 		clientv3.OpGet(base, clientv3.WithRange(end), clientv3.WithKeysOnly(), byCreation),
 		clientv3.OpGet(long.name, clientv3.WithKeysOnly()), clientv3.OpGet(short.name, clientv3.WithKeysOnly()),
+		clientv3.OpGet(e.name), // with its lease, which etcd 3.7 leaves out of lists without values
 	}
-	resp, rev, err := b.txn(a.ctx, conds, then, otherwise)
+	resp, rev, err := b.acquiring.do(a.ctx, req.Key, false, condition{
+		conds: conds, then: then, otherwise: otherwise,
+		rights: []clientv3.Op{clientv3.OpGet(base, clientv3.WithRange(end)), clientv3.OpPut(e.name, "")},
+	})
+	leave()
 	if err != nil {
 		return a.createFailed(err, long, short)
 	}
 	if !resp.Succeeded {
 		return a.notCreated(resp, rev, long, short)
 	}
-	tickets := ticketsAmong(prefix, resp.Responses[0].GetResponseRange().Kvs)
+	var tickets []ticket
 	s := long
-	if nested := resp.Responses[1].GetResponseTxn(); nested != nil && !nested.Succeeded {
-		s = short
+	if !only {
+		tickets = ticketsAmong(prefix, resp.Responses[0].GetResponseRange().Kvs)
+		if nested := resp.Responses[1].GetResponseTxn(); nested != nil && !nested.Succeeded {
+			s = short
+		}
 	}
-	own := ticket{name: e.name, key: req.Key, owner: req.Owner, mode: req.Mode, limit: req.Limit, rev: rev, lease: s.id}
+	own := ticket{name: e.name, key: req.Key, owner: req.Owner, mode: req.Mode, limit: req.Limit, rev: rev}
 	b.mu.Lock()
 	e.rev = rev
 	b.attach(e, s)
@@ -508,7 +514,9 @@ func (a *acquisition) notCreated(resp *pb.TxnResponse, rev int64, long, short *s
 			// client.
 			b.mu.Lock()
 			e.rev = t.rev
-			b.attach(e, b.byLease[t.lease])
+			if kvs := resp.Responses[3].GetResponseRange().Kvs; len(kvs) > 0 {
+				b.attach(e, b.byLease[clientv3.LeaseID(kvs[0].Lease)])
+			}
 			b.mu.Unlock()
 			return a.decide(list[:i+1], rev)
 		}
@@ -543,7 +551,7 @@ func (a *acquisition) decide(list []ticket, rev int64) (driver.Lease, bool, erro
 		held := driver.HeldError{Holder: list[0].owner, Token: list[0].rev, Position: last - n + 1, Ticket: own.rev}
 		e.place, e.looked = held, time.Now()
 		b.await(e, list, n, rev)
-		if s := b.byLease[own.lease]; s == nil || !s.usable(time.Now()) {
+		if e.session == nil || !e.session.usable(time.Now()) {
 			// Its lease will end, and it must not lose its place.
 			b.task(func() { b.rescue(e, own) })
 		}
@@ -643,6 +651,9 @@ func (b *Backend) move(ctx context.Context, e *entry, rev int64, s *session) (bo
 type condition struct {
 	conds           []clientv3.Cmp
 	then, otherwise []clientv3.Op
+	// rights are operations that need the same rights, and as much space. They
+	// are never carried out.
+	rights []clientv3.Op
 }
 
 func (b *Backend) moveOp(e *entry, rev int64, s *session) condition {
@@ -729,7 +740,15 @@ func (b *Backend) drop(e *entry) {
 // txn runs a transaction, and returns the answer with the revision at which it
 // was given.
 func (b *Backend) txn(ctx context.Context, conds []clientv3.Cmp, then, otherwise []clientv3.Op) (*pb.TxnResponse, int64, error) {
-	resp, err := b.client.Txn(ctx).If(conds...).Then(then...).Else(otherwise...).Commit()
+	return b.commit(ctx, condition{conds: conds, then: then, otherwise: otherwise})
+}
+
+func (b *Backend) commit(ctx context.Context, t condition) (*pb.TxnResponse, int64, error) {
+	var resp *clientv3.TxnResponse
+	err := guarded(func() (err error) {
+		resp, err = b.client.Txn(ctx).If(t.conds...).Then(t.then...).Else(t.otherwise...).Commit()
+		return err
+	})
 	if err != nil {
 		return nil, 0, err
 	}
@@ -746,12 +765,12 @@ func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
 	}
 	b.mu.Lock()
 	e := b.entries[id{lease.Key, lease.Owner}]
-	name := ""
+	name, awaited := "", false
 	if e != nil && e.rev == lease.Token {
 		name = e.name
 		e.release = true
 		b.unwait(e)
-		b.leaving(e)
+		awaited = b.leaving(e)
 		if len(e.unsure) > 0 {
 			b.mu.Unlock()
 			return b.releaseFenced(ctx, e, lease)
@@ -769,9 +788,11 @@ func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
 		}
 		name = list[i].name
 	}
-	resp, _, err := b.txn(ctx,
-		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", lease.Token)},
-		[]clientv3.Op{clientv3.OpDelete(name)}, []clientv3.Op{b.anybody(lease.Key)})
+	resp, _, err := b.releasing.do(ctx, lease.Key, awaited, condition{
+		conds: []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(name), "=", lease.Token)},
+		then:  []clientv3.Op{clientv3.OpDelete(name)}, otherwise: []clientv3.Op{b.anybody(lease.Key)},
+		rights: []clientv3.Op{clientv3.OpDelete(name), b.anybody(lease.Key)},
+	})
 	if err != nil {
 		return classify(ctx, err, lockBase(b.opts.Prefix, lease.Key))
 	}
@@ -786,18 +807,26 @@ func (b *Backend) Release(ctx context.Context, lease driver.Lease) error {
 	return nil
 }
 
-// leaving notes that a lock is being released: whoever waits for it is the next,
-// and need not look when it is gone. The mutex is held.
-func (b *Backend) leaving(e *entry) {
-	if !e.granted || e.limit > 1 || e.mode != driver.Exclusive {
-		return
+// leaving notes that a lock is being released. It says whether somebody here
+// waits for that. One who waits for a lock of its own is the next, and need not
+// look when it is gone. The mutex is held.
+func (b *Backend) leaving(e *entry) (awaited bool) {
+	if !e.granted {
+		return false
 	}
-	place := (&watch{start: e.name}).place()
+	what := watch{start: e.name}
+	if e.limit > 1 {
+		what.start = limitBase(b.opts.Prefix, e.key, e.limit)
+		what.end = after(what.start)
+	}
+	place := what.place()
 	for _, l := range b.listeners {
 		if w := l.ranges[place]; w != nil {
-			w.last = true
+			awaited = true
+			w.last = w.last || e.limit == 1 && e.mode == driver.Exclusive
 		}
 	}
+	return awaited
 }
 
 // releaseFenced is Release for a ticket that a request on its way may make
@@ -944,6 +973,8 @@ func (b *Backend) Close() error {
 	}
 	b.mu.Unlock()
 	b.cancel()
+	b.acquiring.close()
+	b.releasing.close()
 	b.tasks.Wait()
 	for _, id := range spare {
 		b.tasks.Go(func() { b.revoke(id) })

@@ -117,8 +117,10 @@ func (b *Backend) adopt(l *driver.Lease, list []ticket) *entry {
 			e = &entry{id: id{l.Key, l.Owner}, name: t.name, mode: t.mode, limit: t.limit, ttl: l.TTL, made: time.Now()}
 			b.entries[e.id] = e
 		}
+		if e.rev != t.rev || e.session == nil {
+			b.attach(e, b.byLease[t.lease])
+		}
 		e.rev, e.granted = t.rev, true
-		b.attach(e, b.byLease[t.lease])
 		return e
 	}
 	return nil

@@ -71,8 +71,8 @@ type ticket struct {
 	owner string
 	mode  driver.Mode
 	limit int
-	rev   int64 // create revision
-	lease clientv3.LeaseID
+	rev   int64            // create revision
+	lease clientv3.LeaseID // none, if it was read from etcd 3.7 without its value
 	value []byte
 }
 

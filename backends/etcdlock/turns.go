@@ -1,0 +1,96 @@
+package etcdlock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-dlm/dlm/driver"
+)
+
+const (
+	// maxLooking is how many calls about one lock ask the store at the same time.
+	// Each may have to list all who wait for the lock. If a thousand ask at once,
+	// the last answer comes when its caller has given up and asks again, and the
+	// renewals of leases are as late. A call that has not been sent costs nothing.
+	maxLooking = 16
+	// turnLasts is when a turn is over for the others though it goes on: it may
+	// have been sent to a member that hangs.
+	turnLasts = time.Second
+)
+
+// turns lets some callers at a time do something about a key. The others follow
+// in the order in which they came.
+type turns struct {
+	most int
+
+	mu   sync.Mutex
+	keys map[string]*turn
+}
+
+// turn is about one key that somebody is busy with.
+type turn struct {
+	busy    int
+	waiting []chan struct{} // each is closed when its turn has come
+}
+
+func newTurns(most int) *turns { return &turns{most: most, keys: make(map[string]*turn)} }
+
+// take waits for a turn, which leave ends.
+func (t *turns) take(ctx context.Context, key string) (leave func(), err error) {
+	t.mu.Lock()
+	k := t.keys[key]
+	if k == nil {
+		k = &turn{}
+		t.keys[key] = k
+	}
+	if k.busy < t.most {
+		k.busy++
+		t.mu.Unlock()
+		return t.taken(key, k), nil
+	}
+	mine := make(chan struct{})
+	k.waiting = append(k.waiting, mine)
+	t.mu.Unlock()
+	select {
+	case <-mine:
+		return t.taken(key, k), nil
+	case <-ctx.Done():
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if i := slices.Index(k.waiting, mine); i >= 0 {
+		k.waiting = slices.Delete(k.waiting, i, i+1)
+	} else {
+		t.next(key, k)
+	}
+	return nil, fmt.Errorf("%w: etcdlock: %w", driver.ErrNotApplied, ctx.Err())
+}
+
+func (t *turns) taken(key string, k *turn) (leave func()) {
+	over := func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.next(key, k)
+	}
+	timer := time.AfterFunc(turnLasts, over)
+	return func() {
+		if timer.Stop() {
+			over()
+		}
+	}
+}
+
+// next passes a turn on. The mutex is held.
+func (t *turns) next(key string, k *turn) {
+	if len(k.waiting) > 0 {
+		close(k.waiting[0])
+		k.waiting = slices.Delete(k.waiting, 0, 1)
+		return
+	}
+	if k.busy--; k.busy == 0 {
+		delete(t.keys, key)
+	}
+}
