@@ -423,6 +423,7 @@ DECLARE
 	t     bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
 	floor bigint;
 	k     dlm.keys;
+	made  bigint;
 BEGIN
 	IF current_setting('transaction_isolation') <> 'read committed' THEN
 		PERFORM dlm.isolation_v1();
@@ -462,23 +463,24 @@ BEGIN
 			-- Or somebody else holds it alone, and this is a new waiter.
 			t := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
 			IF k.expires > t AND k.expires - t <= k.ttl THEN
-				ticket := dlm.number_v1(k.last, t);
+				made := dlm.number_v1(k.last, t);
 				INSERT INTO dlm.tickets
-				VALUES (p_key, ticket, p_owner, 0, 1, p_ttl, t, p_life, t + p_life, t + 2 * p_life, p_manager)
+				VALUES (p_key, made, p_owner, 0, 1, p_ttl, t, p_life, t + p_life, t + 2 * p_life, p_manager)
 				ON CONFLICT DO NOTHING;
 				IF FOUND THEN
 					place := 1;
 					IF k.waiting THEN
 						SELECT count(*) + 1 INTO place FROM dlm.tickets x
-						WHERE x.key = p_key AND x.ticket >= k.head AND x.ticket < acquire_v1.ticket AND x.expires > t;
+						WHERE x.key = p_key AND x.ticket >= k.head AND x.ticket < made AND x.expires > t;
 					ELSE
-						k.head := ticket;
+						k.head := made;
 					END IF;
 					UPDATE dlm.keys x SET
-						last = acquire_v1.ticket, head = k.head, waiting = true,
+						last = made, head = k.head, waiting = true,
 						stays = dlm.stays_v1(x.stays, t, x.expires - t + p_kept)
 					WHERE x.key = p_key;
 					status := 2;
+					ticket := made;
 					number := k.token;
 					holder := k.owner;
 					remaining := k.expires - t;
@@ -487,7 +489,6 @@ BEGIN
 					END IF;
 					RETURN;
 				END IF;
-				ticket := NULL;
 			END IF;
 		END IF;
 	END IF;
