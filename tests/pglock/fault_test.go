@@ -37,9 +37,7 @@ func TestServerRestarts(t *testing.T) {
 			if err := held.Err(); err != nil {
 				t.Fatal(err)
 			}
-			if err := held.Extend(t.Context(), time.Minute); err != nil {
-				t.Errorf("the lock did not survive: %v", err)
-			}
+			r.survived(held)
 			r.release(held)
 			next := r.got(waiter)
 			if next.Token <= held.Token {
@@ -174,14 +172,7 @@ func TestFailover(t *testing.T) {
 	})
 	r.s.Kill()
 	replica.Promote()
-	// The pool may not know yet that its connections are broken.
-	r.until("the lock is renewed at the new primary", func() bool {
-		err := held.Extend(t.Context(), time.Minute)
-		if err != nil && !errors.Is(err, driver.ErrNotApplied) {
-			t.Fatalf("the lock did not survive: %v", err)
-		}
-		return err == nil
-	})
+	r.survived(held)
 	r.release(held)
 	next := r.got(waiter)
 	if next.Token <= held.Token {

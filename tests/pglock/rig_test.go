@@ -126,6 +126,19 @@ func (r *rig) release(l *dlm.Lock) {
 	}
 }
 
+// survived renews a lock after its connections have broken, which the pool may not
+// know yet: such a call says that it had no effect.
+func (r *rig) survived(l *dlm.Lock) {
+	r.Helper()
+	r.until("the lock is renewed", func() bool {
+		err := l.Extend(r.Context(), time.Minute)
+		if err != nil && !errors.Is(err, driver.ErrNotApplied) {
+			r.Fatalf("the lock did not survive: %v", err)
+		}
+		return err == nil
+	})
+}
+
 // later acquires a lock in the background.
 func (r *rig) later(m *dlm.Manager, key string, ttl time.Duration) <-chan *dlm.Lock {
 	got := make(chan *dlm.Lock, 1)
