@@ -12,7 +12,8 @@ import (
 // members, too, so that one round need not come to each; the next ones are
 // slower. What is answered in vain is passed to drop, if that is given.
 //
-// An error counts only if no other question is under way.
+// An error counts only if no other question is under way. A panic of the client is
+// an error. To one member nothing is sent twice.
 func hedged[T any](ctx context.Context, members int, pause time.Duration, ask func(context.Context) (T, error), drop func(T)) (T, error) {
 	type answer struct {
 		v   T
@@ -23,8 +24,12 @@ func hedged[T any](ctx context.Context, members int, pause time.Duration, ask fu
 	answers := make(chan answer)
 	send := func() {
 		go func() {
-			v, err := ask(ctx)
-			answers <- answer{v, err}
+			var a answer
+			a.err = guarded(func() (err error) {
+				a.v, err = ask(ctx)
+				return err
+			})
+			answers <- a
 		}()
 	}
 	send()
@@ -44,12 +49,13 @@ func hedged[T any](ctx context.Context, members int, pause time.Duration, ask fu
 			}
 			return a.v, a.err
 		case <-timer.C:
-			if ctx.Err() == nil {
-				send()
-				asked++
-				under++
+			if members < 2 || ctx.Err() != nil {
+				continue // the timer does not run again
 			}
-			if asked%max(members, 1) == 0 {
+			send()
+			asked++
+			under++
+			if asked%members == 0 {
 				pause *= 2
 			}
 			timer.Reset(pause)

@@ -35,20 +35,23 @@ func TestHedged(t *testing.T) {
 	broken := errors.New("broken")
 	for _, c := range []struct {
 		name    string
+		members int
 		answers []func(context.Context) (int, error)
 		want    int
 		err     error
 		took    time.Duration
 		dropped []int
 	}{
-		{"first answers", []func(context.Context) (int, error){after(pause/2, 1, nil), silent}, 1, nil, pause / 2, nil},
-		{"second answers", []func(context.Context) (int, error){silent, after(0, 2, nil), silent}, 2, nil, pause, nil},
-		{"first is slow", []func(context.Context) (int, error){after(3*pause/2, 1, nil), silent}, 1, nil, 3 * pause / 2, nil},
-		{"at once broken", []func(context.Context) (int, error){after(0, 0, broken), after(0, 2, nil)}, 0, broken, 0, nil},
-		{"broken beside a silent one", []func(context.Context) (int, error){silent, after(0, 0, broken), after(0, 3, nil)}, 3, nil, 3 * pause, nil},
-		{"all silent", []func(context.Context) (int, error){silent, silent, silent, silent, silent}, 0, context.DeadlineExceeded, 9 * pause, nil},
-		{"next round answers", []func(context.Context) (int, error){silent, silent, after(0, 3, nil)}, 3, nil, 3 * pause, nil},
-		{"answered in vain", []func(context.Context) (int, error){stubborn(4*pause, 1), after(0, 2, nil)}, 2, nil, 4 * pause, []int{1}},
+		{"first answers", 2, []func(context.Context) (int, error){after(pause/2, 1, nil), silent}, 1, nil, pause / 2, nil},
+		{"second answers", 2, []func(context.Context) (int, error){silent, after(0, 2, nil), silent}, 2, nil, pause, nil},
+		{"first is slow", 2, []func(context.Context) (int, error){after(3*pause/2, 1, nil), silent}, 1, nil, 3 * pause / 2, nil},
+		{"at once broken", 2, []func(context.Context) (int, error){after(0, 0, broken), after(0, 2, nil)}, 0, broken, 0, nil},
+		{"broken beside a silent one", 2, []func(context.Context) (int, error){silent, after(0, 0, broken), after(0, 3, nil)}, 3, nil, 3 * pause, nil},
+		{"all silent", 2, []func(context.Context) (int, error){silent, silent, silent, silent, silent}, 0, context.DeadlineExceeded, 9 * pause, nil},
+		{"next round answers", 2, []func(context.Context) (int, error){silent, silent, after(0, 3, nil)}, 3, nil, 3 * pause, nil},
+		{"one member", 1, []func(context.Context) (int, error){after(5*pause, 1, nil)}, 1, nil, 5 * pause, nil},
+		{"a panic", 2, []func(context.Context) (int, error){func(context.Context) (int, error) { panic("client") }}, 0, errPanic, 0, nil},
+		{"answered in vain", 2, []func(context.Context) (int, error){stubborn(4*pause, 1), after(0, 2, nil)}, 2, nil, 4 * pause, []int{1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -57,7 +60,7 @@ func TestHedged(t *testing.T) {
 				var next atomic.Int32
 				var dropped []int
 				start := time.Now()
-				got, err := hedged(ctx, 2, pause, func(ctx context.Context) (int, error) {
+				got, err := hedged(ctx, c.members, pause, func(ctx context.Context) (int, error) {
 					return c.answers[next.Add(1)-1](ctx)
 				}, func(v int) { dropped = append(dropped, v) })
 				if got != c.want || !errors.Is(err, c.err) || time.Since(start) != c.took {

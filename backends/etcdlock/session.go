@@ -289,10 +289,15 @@ func (b *Backend) openStream(s *session) (stream, error) {
 	return hedged(ctx, len(b.client.Endpoints()), streamPause, func(ctx context.Context) (stream, error) {
 		// It outlives the call that opens it.
 		own, cancel := context.WithCancel(b.ctx)
+		opened := false
+		defer func() {
+			if !opened {
+				cancel()
+			}
+		}()
 		giveUp := context.AfterFunc(ctx, cancel)
 		c, err := pb.NewLeaseClient(b.client.ActiveConnection()).LeaseKeepAlive(clientv3.WithRequireLeader(own))
 		if err != nil {
-			cancel()
 			return stream{}, err
 		}
 		at := time.Now()
@@ -304,10 +309,10 @@ func (b *Backend) openStream(s *session) (stream, error) {
 			err = errors.New("etcdlock: the answer is to another renewal")
 		}
 		if err != nil || !giveUp() {
-			cancel()
 			return stream{}, errors.Join(err, ctx.Err())
 		}
 		b.renewed(renewal{s: s, at: at}, r.TTL)
+		opened = true
 		return stream{c, cancel}, nil
 	}, func(s stream) { s.close() })
 }
@@ -329,6 +334,7 @@ func (b *Backend) keepAliveStream() (answered bool) {
 	if err != nil {
 		return false
 	}
+	answered = true
 	ctx, cancel := context.WithCancel(b.ctx)
 	answers := make(chan *pb.LeaseKeepAliveResponse)
 	ended := make(chan struct{})

@@ -311,12 +311,14 @@ func (s *sharer) close() {
 	s.tasks.Wait()
 }
 
+var errPanic = errors.New("the client panicked")
+
 // guarded turns a panic of the client, or of what the user has hooked into it,
 // into an error.
 func guarded(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("etcdlock: the client panicked: %v", p)
+			err = fmt.Errorf("etcdlock: %w: %v", errPanic, p)
 		}
 	}()
 	return f()

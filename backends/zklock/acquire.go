@@ -40,8 +40,23 @@ type acquisition struct {
 	r     *record
 
 	// These come with the creation of the node.
+	made bool
 	stat *zk.Stat    // of the parent
 	list []contender // what was there, if it is known, up to the node itself
+}
+
+// outcome makes an error that says "had no effect" one that does not, if the call
+// has made the owner's node and failed later: nobody would remove it otherwise.
+func (a *acquisition) outcome(err error) error {
+	if !errors.Is(err, driver.ErrNotApplied) && !errors.Is(err, driver.ErrInvalid) {
+		return err
+	}
+	a.b.mu.Lock()
+	defer a.b.mu.Unlock()
+	if !a.made || a.r.s != a.s || a.r.name == "" {
+		return err
+	}
+	return fmt.Errorf("zklock: %w about the node that was made: %v", errNoReply, err)
 }
 
 func (a *acquisition) run() (driver.Lease, error) {
@@ -380,7 +395,7 @@ func (a *acquisition) create(ops []any) error {
 	if s.over {
 		return fmt.Errorf("zklock: %w", zk.ErrSessionExpired)
 	}
-	a.stat = stat
+	a.made, a.stat = true, stat
 	b.serverTime, b.serverSeen = time.UnixMilli(stat.Mtime), began.Add(time.Since(began)/2)
 	r := a.r
 	r.s, r.name, r.mode, r.limit, r.token, r.unsure = s, path[strings.LastIndexByte(path, '/')+1:], a.req.Mode, a.req.Limit, stat.Mzxid, false

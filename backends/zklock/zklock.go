@@ -313,7 +313,8 @@ func (b *Backend) Acquire(ctx context.Context, req driver.Request) (driver.Lease
 	a := acquisition{ctx: ctx, b: b, req: req, start: time.Now()}
 	return withRecord(ctx, b, req.Key, req.Owner, func(s *session, r *record) (driver.Lease, error) {
 		a.s, a.r = s, r
-		return a.run()
+		lease, err := a.run()
+		return lease, a.outcome(err)
 	})
 }
 
