@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -157,7 +158,8 @@ func TestSharedIsGivenUp(t *testing.T) {
 	versions(t, func(t *testing.T, start func(testing.TB) []*servers.Etcd) {
 		r := newRig(t, start(t))
 		cut := newCuts(t)
-		b := r.backend(cut)
+		var sent atomic.Int64
+		b := r.backend(cut, underWay(func(int64) { sent.Add(1) }))
 		warm, err := b.Acquire(r.within(), exclusive("warm", 20*time.Second))
 		if err != nil {
 			t.Fatal(err)
@@ -185,6 +187,7 @@ func TestSharedIsGivenUp(t *testing.T) {
 				})
 			}
 			wg.Wait()
+			sent.Store(0)
 			for i := range callers {
 				wg.Go(func() {
 					if err := b.Release(r.within(), driver.Lease{Key: fmt.Sprint("k", i), Owner: "o"}); err != nil {
@@ -192,7 +195,7 @@ func TestSharedIsGivenUp(t *testing.T) {
 					}
 				})
 			}
-			time.Sleep(20 * time.Millisecond)
+			r.until("the withdrawals are on their way", func() bool { return sent.Load() >= callers })
 			p.Resume()
 			wg.Wait()
 		}

@@ -74,22 +74,29 @@ func wantHeld(t *testing.T, b driver.Backend, req driver.Request) {
 	}
 }
 
+// underWay tells how many calls of a client are under way whenever one begins.
+func underWay(tell func(int64)) func(*clientv3.Config) {
+	var now atomic.Int64
+	return func(cfg *clientv3.Config) {
+		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(func(
+			ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+		) error {
+			tell(now.Add(1))
+			defer now.Add(-1)
+			return invoke(ctx, method, req, reply, cc, opts...)
+		}))
+	}
+}
+
 // However many ask for one lock, few of their questions are on the way.
 func TestFewAskAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, single(t))
-	var now, most atomic.Int64
-	b := r.backend(nil, func(cfg *clientv3.Config) {
-		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(func(
-			ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
-		) error {
-			n := now.Add(1)
-			defer now.Add(-1)
-			for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
-			}
-			return invoke(ctx, method, req, reply, cc, opts...)
-		}))
-	})
+	var most atomic.Int64
+	b := r.backend(nil, underWay(func(n int64) {
+		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+		}
+	}))
 	if _, err := b.Acquire(r.within(), exclusive("k", 20*time.Second)); err != nil {
 		t.Fatal(err)
 	}
