@@ -457,6 +457,7 @@ func (a *Advisory) acquire(ctx context.Context, k *advKey, req driver.Request, s
 		return driver.Lease{}, k.held()
 	}
 	a.mu.Unlock()
+	made := false
 	for {
 		var enqueue int64
 		if req.Enqueue {
@@ -467,7 +468,7 @@ func (a *Advisory) acquire(ctx context.Context, k *advKey, req driver.Request, s
 			if want == 1 {
 				s.undo(k, req.Mode)
 			}
-			return driver.Lease{}, err
+			return driver.Lease{}, unconfirmed(made, err)
 		}
 		if len(rows) != 1 || len(rows[0]) != 6 {
 			s.w.fail(errStrange)
@@ -498,10 +499,11 @@ func (a *Advisory) acquire(ctx context.Context, k *advKey, req driver.Request, s
 			return s.lease(req.Key, req.Owner, req.Mode, number, req.TTL, start), nil
 		case status == 5:
 			a.mu.Unlock()
-			return driver.Lease{}, &CollisionError{Key: req.Key, Other: holder}
+			return driver.Lease{}, unconfirmed(made, &CollisionError{Key: req.Key, Other: holder})
 		}
 		fresh := queued != ticket
 		if fresh {
+			made = true
 			if t := k.tickets[req.Owner]; t != nil {
 				a.forgetTicket(k, t)
 			}
@@ -516,6 +518,15 @@ func (a *Advisory) acquire(ctx context.Context, k *advKey, req driver.Request, s
 			return driver.Lease{}, &driver.HeldError{Holder: holder, Token: number, Position: int(place)}
 		}
 	}
+}
+
+// unconfirmed makes an error that says "had no effect" one that does not, if the
+// call has made a ticket before it failed: nobody would withdraw it otherwise.
+func unconfirmed(made bool, err error) error {
+	if !made || !errors.Is(err, driver.ErrNotApplied) && !errors.Is(err, driver.ErrInvalid) {
+		return err
+	}
+	return fmt.Errorf("pglock: %w about the ticket that was made: %v", errNoReply, err)
 }
 
 // held is the refusal for an owner of this backend by another one. The mutex is

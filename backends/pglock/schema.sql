@@ -795,6 +795,7 @@ DECLARE
 	h       dlm.adv_holds;
 	blocked boolean := false;
 	got     boolean := false;
+	made    bigint;
 	t       bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
 BEGIN
 	IF current_setting('dlm_adv.session', true) IS DISTINCT FROM p_session::text THEN
@@ -856,13 +857,14 @@ BEGIN
 			PERFORM dlm.adv_wake_v1(p_session, p_number);
 		END IF;
 	END IF;
-	ticket := p_ticket;
+	made := p_ticket;
 	IF p_enqueue = 1 AND NOT EXISTS (SELECT FROM dlm.adv_tickets s WHERE s.number = p_number AND s.ticket = p_ticket) THEN
-		ticket := nextval('dlm.adv_numbers');
-		INSERT INTO dlm.adv_tickets VALUES (p_number, ticket, p_key, p_owner, p_mode, p_session, t);
+		made := nextval('dlm.adv_numbers');
+		INSERT INTO dlm.adv_tickets VALUES (p_number, made, p_key, p_owner, p_mode, p_session, t);
 	END IF;
-	IF ticket <> 0 THEN
-		place := (SELECT count(*) FROM dlm.adv_tickets s WHERE s.number = p_number AND s.ticket <= adv_acquire_v1.ticket);
+	ticket := made;
+	IF made <> 0 THEN
+		place := (SELECT count(*) FROM dlm.adv_tickets s WHERE s.number = p_number AND s.ticket <= made);
 	END IF;
 END $$;
 

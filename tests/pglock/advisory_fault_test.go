@@ -649,6 +649,36 @@ func TestAdvisoryStatementsFail(t *testing.T) {
 	}
 }
 
+// A ticket that was made by a call which then failed does not stay behind.
+func TestAdvisoryTicketIsWithdrawn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	// From here on whoever asks again with a ticket is refused.
+	r.s.MustDo("postgres", `alter function dlm.adv_acquire_v1 rename to adv_acquire_really;
+		create function dlm.adv_acquire_v1(
+			p_session bigint, p_number bigint, p_key bytea, p_owner bytea, p_mode int, p_want int, p_ticket bigint, p_enqueue int,
+			out status int, out number bigint, out holder bytea, out place bigint, out ticket bigint, out swept boolean
+		) language plpgsql as $$
+		begin
+			if p_ticket <> 0 then
+				raise exception 'no memory left' using errcode = '53200';
+			end if;
+			select x.status, x.number, x.holder, x.place, x.ticket, x.swept into status, number, holder, place, ticket, swept
+			from dlm.adv_acquire_really(p_session, p_number, p_key, p_owner, p_mode, p_want, p_ticket, p_enqueue) x;
+		end $$`)
+	a, b := r.advise(r.pool(""), nil, nil), r.advise(r.pool(""), nil, nil)
+	held := r.take(a, "k", time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := b.AcquireLock(ctx, "k", time.Minute); err == nil || !strings.Contains(err.Error(), "no memory left") {
+		t.Errorf("%v, want the server's error", err)
+	}
+	r.until("the ticket is withdrawn", func() bool {
+		return r.s.MustDo("postgres", "select count(*) from dlm.adv_tickets")[0][0] == "0"
+	})
+	r.release(held)
+}
+
 // A grant whose caller has gone is given up when its TTL is over, unless it is
 // asked for again.
 func TestAdvisoryOrphan(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver pgx
 
 	"github.com/go-dlm/dlm"
@@ -215,11 +216,63 @@ func TestCreateSchema(t *testing.T) {
 				t.Errorf("%+v", f)
 			}
 		}
+		handOn(t, pool, &opts)
 	}
 	limited := newPool(t, s.URLFor("limited", "", "postgres"), nil)
 	err := pglock.CreateSchema(t.Context(), limited, &pglock.Options{Schema: "other"})
 	if e, ok := errors.AsType[*pglock.ServerError](err); !ok || e.Problem != pglock.ProblemPermission {
 		t.Error(err)
+	}
+}
+
+// handOn goes once round all functions that locks need, in both modes.
+func handOn(t *testing.T, pool *pgxpool.Pool, opts *pglock.Options) {
+	t.Helper()
+	table, err := pglock.New(pool, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	advisory, err := pglock.NewAdvisory(pool, &pglock.AdvisoryOptions{Schema: opts.Schema, Prefix: opts.Prefix})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer advisory.Close()
+	for name, b := range map[string]driver.Backend{"tables": table, "advisory": advisory} {
+		ask := func(owner string) (driver.Lease, error) {
+			return b.Acquire(t.Context(), driver.Request{
+				Key: "handed", Owner: owner, TTL: time.Minute, Limit: 1, Enqueue: true, Manager: "m",
+			})
+		}
+		lease, err := ask("a")
+		if err != nil {
+			t.Fatalf("%+v, %s: %v", opts, name, err)
+		}
+		for _, owner := range []string{"b", "c", "b"} {
+			if _, err := ask(owner); !errors.Is(err, driver.ErrHeld) {
+				t.Errorf("%+v, %s: waiting: %v", opts, name, err)
+			}
+		}
+		batch := []driver.Renewal{{Lease: lease}}
+		if b.Extend(t.Context(), batch); batch[0].Err != nil {
+			t.Errorf("%+v, %s: %v", opts, name, batch[0].Err)
+		}
+		if err := b.Release(t.Context(), driver.Lease{Key: "handed", Owner: "c"}); err != nil {
+			t.Errorf("%+v, %s: withdrawing: %v", opts, name, err)
+		}
+		if err := b.Release(t.Context(), lease); err != nil {
+			t.Errorf("%+v, %s: %v", opts, name, err)
+		}
+		next, err := ask("b")
+		if err != nil || next.Token <= lease.Token {
+			t.Errorf("%+v, %s: %+v after %+v, %v", opts, name, next, lease, err)
+		}
+		info, err := b.(driver.Inspector).Inspect(t.Context(), "handed")
+		if err != nil || len(info.Holders) != 1 {
+			t.Errorf("%+v, %s: %+v, %v", opts, name, info, err)
+		}
+		if _, err := b.(driver.Forcer).ForceRelease(t.Context(), "handed", 0); err != nil {
+			t.Errorf("%+v, %s: forced: %v", opts, name, err)
+		}
 	}
 }
 
