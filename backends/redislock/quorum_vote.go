@@ -264,11 +264,13 @@ func (q *Quorum) afterWin(r *round, v *vote, req *driver.Request, attempt int64)
 		q.count(&late, a)
 		forget(&late)
 		for _, g := range late.granted {
-			if g.token != v.token {
-				ctx, cancel := context.WithTimeout(ctx, timeout)
-				_, _ = q.setToken(ctx, g.node, req, v.token, attempt)
-				cancel()
+			if g.token == v.token {
+				continue // the release waits for the acquisition, see askFor
 			}
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			_, _ = q.setToken(ctx, g.node, req, v.token, attempt)
+			cancel()
+			// A release that came before has not found the token.
 			q.tidy(s, g.node, driver.Lease{Key: req.Key, Owner: req.Owner, Token: v.token})
 		}
 	}, func() { q.unwatch(req.Owner, s) })

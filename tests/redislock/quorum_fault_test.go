@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -599,4 +600,97 @@ return 1`
 		t.Error(err)
 	}
 	eventually(t, "two nodes are free", func() bool { return !q.holds(0, "k") && !q.holds(1, "k") })
+}
+
+// A node that is behind the majority when the lock is released is left with
+// nothing, whether the grant reaches it late or only its answer comes late, and
+// also if its token was not that of the majority.
+func TestQuorumStraggler(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		held   servers.Direction
+		ahead  bool // the straggler gives a larger token than the others
+		before bool // it answers before the release, or else after it was called
+	}{
+		{"request", servers.Up, false, false},
+		{"request, other token", servers.Up, true, false},
+		{"reply", servers.Down, false, false},
+		{"reply, other token", servers.Down, true, false},
+		{"before the release", servers.Down, true, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			const last = 2
+			q := startNodes(t, last+1, nil)
+			opts := q.options()
+			opts.MaxTTL = time.Minute // longer than the test waits
+			b, err := redislock.NewQuorum(q.clients(), opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			first, err := b.Acquire(t.Context(), request("k", "a", time.Minute))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Release(t.Context(), first); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "all nodes are free", func() bool { return !q.holds(0, "k") && !q.holds(1, "k") && !q.holds(last, "k") })
+			if tc.ahead {
+				const ahead = `
+local now = redis.call('TIME')
+redis.call('HSET', KEYS[1], 'h', cmsgpack.pack(now[1] * 1000000 + now[2] + 60000000, 0))
+return 1`
+				q.servers[last].MustDo("EVAL", ahead, "1", record(q.prefix, "k"))
+			}
+
+			q.proxies[last].Hold(tc.held)
+			lease, err := b.Acquire(t.Context(), request("k", "b", time.Minute))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.before {
+				q.proxies[last].Resume()
+			}
+			if err := b.Release(t.Context(), lease); err != nil {
+				t.Error(err)
+			}
+			q.proxies[last].Resume()
+			b.Close() // waits for what is under way
+			for n := range q.servers {
+				if q.holds(n, "k") {
+					t.Errorf("node %d still has the grant", n)
+				}
+			}
+		})
+	}
+}
+
+// An acquisition and its release ask each node once when nothing is wrong.
+func TestQuorumCallsPerPair(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 5, nil)
+	b := q.backend()
+	const pairs = 100
+	for i := range pairs {
+		// A key of its own: a release may still be on its way to a slow node.
+		lease, err := b.Acquire(t.Context(), request("k"+strconv.Itoa(i), "a", time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Release(t.Context(), lease); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.Close() // waits for what is under way
+	calls := int64(0)
+	for _, s := range q.servers {
+		calls += s.Commands()["evalsha"]
+	}
+	// The looks at the nodes before the first call are more.
+	if most := int64(pairs*5*2 + 20); calls > most {
+		t.Errorf("%d calls of scripts for %d pairs, want %d at most", calls, pairs, most)
+	}
 }
