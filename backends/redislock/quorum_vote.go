@@ -23,6 +23,7 @@ func (q *Quorum) Acquire(ctx context.Context, req driver.Request) (driver.Lease,
 	if err := q.enter(ctx); err != nil {
 		return driver.Lease{}, err
 	}
+	start := time.Now()
 	for attempt := 1; ; attempt++ {
 		v, err := q.voteInTurn(ctx, &req)
 		if err != nil {
@@ -33,15 +34,19 @@ func (q *Quorum) Acquire(ctx context.Context, req driver.Request) (driver.Lease,
 			q.handedOut(&lease)
 			return lease, nil
 		}
-		if !v.again || attempt == maxVotes || ctx.Err() != nil {
+		if !v.again || ctx.Err() != nil {
 			return driver.Lease{}, v.held(q)
 		}
 		// Others have stood in our way who are gone, or stand behind us now.
-		longest := time.Duration(attempt) * votePause
+		longest, enough := time.Duration(attempt)*votePause, attempt == maxVotes
 		if !req.Enqueue {
 			// Nobody will tell this caller that they are gone: a release may still be
 			// on its way to a node that is slow.
-			longest = votePause << (2 * (attempt - 1))
+			longest = min(votePause<<(2*min(attempt-1, 8)), maxVotePause)
+			enough = attempt >= maxVotes && time.Since(start) > q.nodeTimeout(req.TTL)
+		}
+		if enough {
+			return driver.Lease{}, v.held(q)
 		}
 		pause(ctx, rand.N(longest))
 	}
@@ -49,11 +54,13 @@ func (q *Quorum) Acquire(ctx context.Context, req driver.Request) (driver.Lease,
 
 const (
 	// maxVotes is how often an acquisition votes in one call, while nobody has
-	// a majority.
+	// a majority. One that does not wait goes on for as long as a node may take.
 	maxVotes = 5
 	// votePause bounds the pause before the second vote. Each later one may be
-	// longer by as much, or four times as long for a caller who does not wait.
-	votePause = 2 * time.Millisecond
+	// longer by as much, or four times as long, up to maxVotePause, for a caller
+	// who does not wait.
+	votePause    = 2 * time.Millisecond
+	maxVotePause = 64 * time.Millisecond
 )
 
 func pause(ctx context.Context, d time.Duration) {
@@ -343,7 +350,7 @@ func (q *Quorum) afterLoss(ctx context.Context, r *round, v *vote, req *driver.R
 	if len(v.doubtful) > 0 {
 		q.rounds.start(func() { giveBack(v) })
 	}
-	place := int64(0)
+	place := int64(asItIs)
 	if req.Enqueue {
 		place = v.place(wanted)
 	}
@@ -382,14 +389,14 @@ func (v *vote) place(wanted int64) int64 {
 }
 
 // unsettled are the nodes that have granted the key, and those on which the
-// waiter stands at another place.
+// waiter stands at another place than this, if it is one.
 func (v *vote) unsettled(place int64) []*node {
 	var nodes []*node
 	for _, g := range v.granted {
 		nodes = append(nodes, g.node)
 	}
 	for _, r := range v.refused {
-		if r.place != 0 && r.place != place {
+		if r.place != 0 && place != asItIs && r.place != place {
 			nodes = append(nodes, r.node)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -692,5 +693,134 @@ func TestQuorumCallsPerPair(t *testing.T) {
 	// The looks at the nodes before the first call are more.
 	if most := int64(pairs*5*2 + 20); calls > most {
 		t.Errorf("%d calls of scripts for %d pairs, want %d at most", calls, pairs, most)
+	}
+}
+
+// Who does not wait is not refused because of a lock that was released, though
+// one node does not know it yet and another does not answer.
+func TestQuorumTryAfterRelease(t *testing.T) {
+	t.Parallel()
+	const slow, dead = 1, 2
+	q := startNodes(t, 3, nil)
+	holder := q.backend()
+	lease, err := holder.Acquire(t.Context(), request("k", "a", 5*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all nodes have the grant", func() bool { return q.holds(0, "k") && q.holds(slow, "k") && q.holds(dead, "k") })
+
+	other := &nodes{t: t, servers: q.servers, prefix: q.prefix}
+	for _, s := range q.servers {
+		other.proxies = append(other.proxies, servers.StartProxy(t, s.Addr()))
+	}
+	b := other.backend()
+	if _, err := b.Inspect(t.Context(), "k"); err != nil { // all nodes are known
+		t.Fatal(err)
+	}
+	other.proxies[dead].Refuse()
+	q.proxies[slow].Delay(servers.Up, 200*time.Millisecond)
+	if err := holder.Release(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Acquire(t.Context(), request("k", "b", 5*time.Second)); err != nil {
+		t.Error(err)
+	}
+}
+
+// A waiter is woken by the one node that has its place and is listened to, though
+// that one did not have the grant which is released.
+func TestQuorumWakesWithoutGrant(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 3, nil)
+	b := q.backend()
+	lease, err := b.Acquire(t.Context(), request("k", "a", 5*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := make(chan driver.Event, 10)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { _ = b.Listen(ctx, "m", func(e driver.Event) { events <- e }) })
+	if e := <-events; e.Kind != driver.EventUp {
+		t.Fatalf("%+v, want EventUp", e)
+	}
+	waiter := request("k", "b", 5*time.Second)
+	waiter.Manager, waiter.Enqueue = "m", true
+	if _, err := b.Acquire(t.Context(), waiter); !errors.Is(err, driver.ErrHeld) {
+		t.Fatal(err)
+	}
+	places := func(node int) bool {
+		return q.servers[node].MustDo("ZCARD", record(q.prefix, "k")+":q") == any(int64(1))
+	}
+	eventually(t, "all nodes have the place", func() bool { return places(0) && places(1) && places(2) })
+	const (
+		withoutGrant = `
+local last = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'h'))
+redis.call('HSET', KEYS[1], 'h', cmsgpack.pack(last, 0))
+return 1`
+		withoutPlace = `
+redis.call('HDEL', KEYS[1], 'q', 'sb')
+return redis.call('DEL', KEYS[2])`
+	)
+	q.servers[0].MustDo("EVAL", withoutGrant, "1", record(q.prefix, "k"))
+	for _, s := range q.servers[1:] {
+		s.MustDo("EVAL", withoutPlace, "2", record(q.prefix, "k"), record(q.prefix, "k")+":q")
+	}
+	if err := b.Release(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case e := <-events:
+		if e.Kind != driver.EventWake || e.Lease.Owner != "b" {
+			t.Errorf("%+v, want EventWake for b", e)
+		}
+	case <-time.After(patience):
+		t.Error("the waiter is not woken")
+	}
+}
+
+// Who comes later stands behind, though what the manager takes the nodes' clocks
+// to show is far behind, since it has only heard of them late.
+func TestQuorumQueueOrder(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 3, nil)
+	b := q.backend()
+	lease, err := b.Acquire(t.Context(), request("k", "a", 5*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := &nodes{t: t, servers: q.servers, prefix: q.prefix}
+	for _, s := range q.servers {
+		p := servers.StartProxy(t, s.Addr())
+		p.Delay(servers.Down, 200*time.Millisecond)
+		other.proxies = append(other.proxies, p)
+	}
+	late := other.backend()
+	if _, err := late.Acquire(t.Context(), request("k", "x", 5*time.Second)); !errors.Is(err, driver.ErrHeld) {
+		t.Fatal(err)
+	}
+	want := []string{"b", "c", "d", "e"}
+	for i, owner := range want {
+		waiter := request("k", owner, 5*time.Second)
+		waiter.Enqueue = true
+		if _, err := []*redislock.Quorum{b, late}[i%2].Acquire(t.Context(), waiter); !errors.Is(err, driver.ErrHeld) {
+			t.Fatal(err)
+		}
+	}
+	info, err := b.Inspect(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var queue []string
+	for _, w := range info.Waiters {
+		queue = append(queue, w.Owner)
+	}
+	if !slices.Equal(queue, want) {
+		t.Errorf("the queue is %q, want %q", queue, want)
+	}
+	if err := b.Release(t.Context(), lease); err != nil {
+		t.Error(err)
 	}
 }

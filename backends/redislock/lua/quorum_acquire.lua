@@ -76,12 +76,14 @@ if not holder and (not first or first == owner) then
   return {1, now, token, 0}
 end
 
-local position, at = 0, 0
+local position, at = 0, tonumber(waiting and call('ZSCORE', queue, owner) or 0)
 if life > 0 then
-  at = tonumber(waiting and call('ZSCORE', queue, owner) or 0)
   if at == 0 then
     at = wanted
     if at == 0 then at = now end
+    -- Behind all who came before, whatever the callers take the time to be.
+    local back = waiting and call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
+    if back and at <= tonumber(back) then at = back + 1 end
   end
   enqueue(owner, life, ARGV[3], at, ARGV[4])
   position = call('ZRANK', queue, owner) + 1

@@ -7,6 +7,7 @@ local owner, wanted = ARGV[1], tonumber(ARGV[2])
 local mine = holder == owner and (wanted == 0 or token == wanted)
 if not mine and wanted ~= 0 then
   if holder and holder ~= owner then return 2 end
+  wake() -- those who wait on this node may be heard from no other
   return 0
 end
 if mine then
