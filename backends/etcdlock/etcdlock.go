@@ -410,8 +410,11 @@ func (a *acquisition) create() (driver.Lease, bool, error) {
 	}
 	otherwise := []clientv3.Op{
 		clientv3.OpGet(base, clientv3.WithRange(end), clientv3.WithKeysOnly(), byCreation),
-		clientv3.OpGet(long.name, clientv3.WithKeysOnly()), clientv3.OpGet(short.name, clientv3.WithKeysOnly()),
 		clientv3.OpGet(e.name), // with its lease, which etcd 3.7 leaves out of lists without values
+		clientv3.OpGet(long.name, clientv3.WithKeysOnly()),
+	}
+	if short != long {
+		otherwise = append(otherwise, clientv3.OpGet(short.name, clientv3.WithKeysOnly()))
 	}
 	resp, rev, err := b.acquiring.do(a.ctx, req.Key, false, condition{
 		conds: conds, then: then, otherwise: otherwise,
@@ -487,8 +490,8 @@ func (a *acquisition) createFailed(err error, sessions ...*session) (driver.Leas
 func (a *acquisition) notCreated(resp *pb.TxnResponse, rev int64, long, short *session) (driver.Lease, bool, error) {
 	b, req, e := a.b, a.req, a.e
 	fenced := false
-	for i, s := range []*session{long, short} {
-		kvs := resp.Responses[1+i].GetResponseRange().Kvs
+	for i, s := range []*session{long, short}[:len(resp.Responses)-2] {
+		kvs := resp.Responses[2+i].GetResponseRange().Kvs
 		b.mu.Lock()
 		switch {
 		case len(kvs) == 0:
@@ -514,7 +517,7 @@ func (a *acquisition) notCreated(resp *pb.TxnResponse, rev int64, long, short *s
 			// client.
 			b.mu.Lock()
 			e.rev = t.rev
-			if kvs := resp.Responses[3].GetResponseRange().Kvs; len(kvs) > 0 {
+			if kvs := resp.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
 				b.attach(e, b.byLease[clientv3.LeaseID(kvs[0].Lease)])
 			}
 			b.mu.Unlock()
