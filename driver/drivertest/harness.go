@@ -69,15 +69,16 @@ type Case struct {
 	run func(*env)
 }
 
-// Cases returns all cases, in the order in which they run.
+// Cases returns all cases, in the order in which they run: first those that take
+// longest, so that nothing is left alone at the end.
 func Cases() []Case {
 	var all []Case
 	for _, group := range [][]Case{
+		managerStormCases, managerLossCases, managerFaultCases,
 		exclusionCases, tokenCases, expiryCases, ownershipCases, repetitionCases, extendCases,
 		queueCases, livenessCases, withdrawCases, sharedCases, permitCases, keyCases,
 		notifyCases, inspectCases, forceCases, checkCases, lifeCases,
-		managerInputCases, managerLossCases, managerFaultCases, managerWaitCases, managerCloseCases,
-		managerStormCases,
+		managerInputCases, managerWaitCases, managerCloseCases,
 	} {
 		all = append(all, group...)
 	}
