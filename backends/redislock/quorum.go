@@ -30,7 +30,8 @@ type QuorumOptions struct {
 	KeepTokens time.Duration
 	// NodeTimeout bounds the wait for one node in one step of a call. A node
 	// that is slower does not count in that step; a majority of faster ones is
-	// never kept waiting for it. It must be between 1ms and 1m. Defaults to
+	// never kept waiting for it. Who does not wait for a lock, and is refused though
+	// nobody has a majority, asks again for as long. It must be between 1ms and 1m. Defaults to
 	// 250ms; half the TTL if that is less.
 	NodeTimeout time.Duration
 	// MaxTTL bounds the TTL of all locks. A node that comes back without its
