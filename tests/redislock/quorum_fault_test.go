@@ -677,7 +677,7 @@ func TestQuorumCallsPerPair(t *testing.T) {
 	const pairs = 100
 	for i := range pairs {
 		// A key of its own: a release may still be on its way to a slow node.
-		lease, err := b.Acquire(t.Context(), request("k"+strconv.Itoa(i), "a", time.Second))
+		lease, err := b.Acquire(t.Context(), request("k"+strconv.Itoa(i), "a", 5*time.Second))
 		if err != nil {
 			t.Fatal(err)
 		}
