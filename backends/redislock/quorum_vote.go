@@ -139,7 +139,7 @@ func (q *Quorum) voteInTurn(ctx context.Context, req *driver.Request) (v *vote, 
 // vote asks all nodes for the key, and leaves no grant behind unless a majority
 // has granted it.
 func (q *Quorum) vote(ctx context.Context, req *driver.Request) (*vote, error) {
-	timeout, wanted, attempt := q.nodeTimeout(req.TTL), q.clock.guess(), q.attempts.Add(1)
+	start, timeout, wanted, attempt := time.Now(), q.nodeTimeout(req.TTL), q.clock.guess(), q.attempts.Add(1)
 	r := q.askFor(ctx, timeout, q.nodes, req, attempt, func(ctx context.Context, n *node, over func() bool) (any, error) {
 		return q.acquire(ctx, n, req, wanted, attempt, over)
 	})
@@ -151,12 +151,39 @@ func (q *Quorum) vote(ctx context.Context, req *driver.Request) (*vote, error) {
 		}
 		q.count(v, a)
 	}
+	if req.Enqueue && len(v.granted) < q.majority {
+		q.hearOut(ctx, r, v, max(time.Since(start), hearing))
+	}
 	v.won = len(v.granted) >= q.majority && q.agree(ctx, timeout, v, req, attempt)
 	if v.won {
 		q.afterWin(r, v, req, attempt)
 		return v, nil
 	}
 	return v, q.afterLoss(ctx, r, v, req, wanted, attempt)
+}
+
+// hearing is for how long at least a waiter hears out the nodes.
+const hearing = 5 * time.Millisecond
+
+// hearOut takes further answers to a waiter that was refused, for some time. A
+// node that others asked in another order has given it another place, and the
+// queues are the same only if that is known.
+func (q *Quorum) hearOut(ctx context.Context, r *round, v *vote, patience time.Duration) {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for r.left > 0 {
+		select {
+		case a := <-r.answers:
+			r.left--
+			q.count(v, a)
+		case <-timer.C:
+			return
+		case <-r.timeout.Done():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // decided says that the key was granted by a majority, or refused by so many
