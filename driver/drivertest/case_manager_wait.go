@@ -85,7 +85,9 @@ func cancelledWaitLeavesNothing(e *env) {
 func cancelRacesRelease(e *env) {
 	a, b := e.openManaged(), e.manage(quick())
 	cl := e.open()
-	for round := range 100 {
+	const rounds = 100
+	slow := 0
+	for round := range rounds {
 		held := e.take(a, "k", want{})
 		ctx, cancel := context.WithCancel(e.within(e.patience))
 		g := e.group()
@@ -143,7 +145,15 @@ func cancelRacesRelease(e *env) {
 		case !errors.Is(err, context.Canceled):
 			e.fatalf("AcquireLock: %w, want context.Canceled", err)
 		case errors.Is(err, dlm.ErrIndeterminate):
-			e.fatalf("AcquireLock could not withdraw: %w", err)
+			// It took longer than AcquireLock waits for. On a busy machine that may
+			// happen, but not often, and nothing may be left all the same.
+			if slow++; slow > rounds/20 {
+				e.fatalf("AcquireLock could not withdraw, %d times by now: %w", slow, err)
+			}
+			e.eventually("what was not withdrawn in time is withdrawn", func() bool {
+				info, _ := cl.inspect("k")
+				return len(info.Holders)+len(info.Waiters) == 0
+			})
 		case ok && len(info.Holders)+len(info.Waiters) != 0:
 			e.fatalf("AcquireLock was cancelled and left %+v", info)
 		}
