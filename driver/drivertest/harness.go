@@ -69,16 +69,15 @@ type Case struct {
 	run func(*env)
 }
 
-// Cases returns all cases, in the order in which they run: first those that take
-// longest, so that nothing is left alone at the end.
+// Cases returns all cases, in the order in which they run.
 func Cases() []Case {
 	var all []Case
 	for _, group := range [][]Case{
-		managerStormCases, managerLossCases, managerFaultCases,
 		exclusionCases, tokenCases, expiryCases, ownershipCases, repetitionCases, extendCases,
 		queueCases, livenessCases, withdrawCases, sharedCases, permitCases, keyCases,
 		notifyCases, inspectCases, forceCases, checkCases, lifeCases,
-		managerInputCases, managerWaitCases, managerCloseCases,
+		managerInputCases, managerLossCases, managerFaultCases, managerWaitCases, managerCloseCases,
+		managerStormCases,
 	} {
 		all = append(all, group...)
 	}
