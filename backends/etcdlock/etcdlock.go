@@ -490,7 +490,11 @@ func (a *acquisition) createFailed(err error, sessions ...*session) (driver.Leas
 func (a *acquisition) notCreated(resp *pb.TxnResponse, rev int64, long, short *session) (driver.Lease, bool, error) {
 	b, req, e := a.b, a.req, a.e
 	fenced := false
-	for i, s := range []*session{long, short}[:len(resp.Responses)-2] {
+	sessions := []*session{long}
+	if short != long {
+		sessions = append(sessions, short)
+	}
+	for i, s := range sessions {
 		kvs := resp.Responses[2+i].GetResponseRange().Kvs
 		b.mu.Lock()
 		switch {

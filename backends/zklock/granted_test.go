@@ -14,11 +14,7 @@ import (
 // to be granted.
 func TestNothingIsGrantedAfterTheSession(t *testing.T) {
 	t.Parallel()
-	b, err := New([]string{"127.0.0.1:1"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
+	b := unreached(t)
 	r := b.use(recordID{"k", "owner"})
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -38,11 +34,7 @@ func TestNothingIsGrantedAfterTheSession(t *testing.T) {
 // as long as the node is there; a call that has made none does.
 func TestNodeThatWasMadeIsNoRefusal(t *testing.T) {
 	t.Parallel()
-	b, err := New([]string{"127.0.0.1:1"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
+	b := unreached(t)
 	r := b.use(recordID{"k", "owner"})
 	a := acquisition{b: b, s: b.session, r: r}
 	held := &driver.HeldError{}

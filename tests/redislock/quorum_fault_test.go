@@ -91,6 +91,26 @@ func (q *nodes) holds(node int, key string) bool {
 	return ok && len(h) > 12
 }
 
+// grants is the number of nodes that have a grant on the key.
+func (q *nodes) grants(key string) int {
+	q.t.Helper()
+	n := 0
+	for node := range q.servers {
+		if q.holds(node, key) {
+			n++
+		}
+	}
+	return n
+}
+
+// isFree checks that no node has a grant on the key.
+func (q *nodes) isFree(key string) {
+	q.t.Helper()
+	if n := q.grants(key); n > 0 {
+		q.t.Errorf("%d nodes still have the grant", n)
+	}
+}
+
 func TestQuorumRefusesSetups(t *testing.T) {
 	t.Parallel()
 	q := startNodes(t, 3, nil)
@@ -354,11 +374,7 @@ func TestQuorumReleasePart(t *testing.T) {
 	if err := b.Release(t.Context(), lease); err != nil {
 		t.Error(err)
 	}
-	for n := range q.servers {
-		if q.holds(n, "k") {
-			t.Errorf("node %d still has the grant", n)
-		}
-	}
+	q.isFree("k")
 }
 
 // QUO8: a node that cannot be used does not hinder the others, and takes part as
@@ -547,7 +563,7 @@ func TestQuorumTokenCatchesUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all nodes have the grant", func() bool { return q.holds(0, "k") && q.holds(1, "k") && q.holds(2, "k") })
+	eventually(t, "all nodes have the grant", func() bool { return q.grants("k") == 3 })
 	const older = `
 local h = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 'h'))}
 h[3] = h[3] - 1
@@ -561,7 +577,7 @@ return 1`
 	if err := b.Release(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all nodes are free", func() bool { return !q.holds(0, "k") && !q.holds(1, "k") && !q.holds(2, "k") })
+	eventually(t, "all nodes are free", func() bool { return q.grants("k") == 0 })
 }
 
 // A repetition that finds its grant on fewer nodes than a majority, because one
@@ -580,7 +596,7 @@ func TestQuorumRepetitionKeepsGrant(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all nodes have the grant", func() bool { return q.holds(0, "k") && q.holds(1, "k") && q.holds(2, "k") })
+	eventually(t, "all nodes have the grant", func() bool { return q.grants("k") == 3 })
 	const taken = `
 local h = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 'h'))}
 h[7] = 'b'
@@ -638,7 +654,7 @@ func TestQuorumStraggler(t *testing.T) {
 			if err := b.Release(t.Context(), first); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "all nodes are free", func() bool { return !q.holds(0, "k") && !q.holds(1, "k") && !q.holds(last, "k") })
+			eventually(t, "all nodes are free", func() bool { return q.grants("k") == 0 })
 			if tc.ahead {
 				const ahead = `
 local now = redis.call('TIME')
@@ -660,11 +676,7 @@ return 1`
 			}
 			q.proxies[last].Resume()
 			b.Close() // waits for what is under way
-			for n := range q.servers {
-				if q.holds(n, "k") {
-					t.Errorf("node %d still has the grant", n)
-				}
-			}
+			q.isFree("k")
 		})
 	}
 }
@@ -707,7 +719,7 @@ func TestQuorumTryAfterRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all nodes have the grant", func() bool { return q.holds(0, "k") && q.holds(slow, "k") && q.holds(dead, "k") })
+	eventually(t, "all nodes have the grant", func() bool { return q.grants("k") == 3 })
 
 	other := &nodes{t: t, servers: q.servers, prefix: q.prefix}
 	for _, s := range q.servers {
