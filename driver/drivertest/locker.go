@@ -84,8 +84,14 @@ type grip struct {
 	lock    *dlm.Lock // if a manager took it
 }
 
-// both makes two cases of one: on the backend, and through a manager.
+// both makes two cases of one: on the backend, and through a manager that does not
+// renew, and so is dead as far as its locks are concerned.
 func both(name, guarantee, why string, run func(e *env, open func() locker)) []Case {
+	return bothOver(name, guarantee, why, quick, run)
+}
+
+// bothOver is both with managers of some configuration.
+func bothOver(name, guarantee, why string, cfg func() *dlm.LockConfig, run func(e *env, open func() locker)) []Case {
 	return []Case{
 		{
 			Name: "Backend/" + name, Guarantee: guarantee, Why: why,
@@ -93,7 +99,7 @@ func both(name, guarantee, why string, run func(e *env, open func() locker)) []C
 		},
 		{
 			Name: "Manager/" + name, Guarantee: guarantee, Why: why,
-			run: func(e *env) { run(e, e.openManaged) },
+			run: func(e *env) { run(e, func() locker { return &managedLocker{e.manage(cfg())} }) },
 		},
 	}
 }
@@ -103,7 +109,7 @@ func quick() *dlm.LockConfig {
 	return &dlm.LockConfig{AutoRenew: dlm.Off, RetryInterval: 5 * time.Millisecond, Label: "conformance"}
 }
 
-func (e *env) openManaged() locker { return &managedLocker{managed: e.manage(quick())} }
+func (e *env) openManaged() locker { return &managedLocker{e.manage(quick())} }
 
 // rawLocker does on a backend what a manager would, in the simplest way.
 type rawLocker struct{ *client }
@@ -152,7 +158,7 @@ func (r *rawLocker) grip(lease driver.Lease) *grip {
 	}
 }
 
-// managedLocker is a manager that does not renew.
+// managedLocker is a manager.
 type managedLocker struct{ *managed }
 
 func (m *managedLocker) acquire(ctx context.Context, key string, w want, noWait bool) (*grip, error) {
@@ -178,8 +184,7 @@ func (m *managedLocker) wait(ctx context.Context, key string, w want) (*grip, er
 	return m.acquire(ctx, key, w, false)
 }
 
-// die does nothing: a manager that does not renew is dead as far as its locks
-// are concerned, whatever the kind of backend.
+// die does nothing: see both.
 func (m *managedLocker) die() {}
 
 // take is try that must succeed.

@@ -86,30 +86,32 @@ func (l *line) Close() error {
 }
 
 // overAdvisory opens backends with advisory locks, each of which is a process.
-func overAdvisory(url, schema string, dial pgconnDial) (open func(testing.TB) driver.Backend, kill func(testing.TB, driver.Backend)) {
-	var mu sync.Mutex
-	processes := make(map[driver.Backend]*process)
-	open = func(tb testing.TB) driver.Backend {
-		p := &process{to: dial}
-		a, err := pglock.NewAdvisory(newPool(tb, url, p.dial), &pglock.AdvisoryOptions{Schema: schema})
-		if err != nil {
-			tb.Fatal(err)
+func overAdvisory(url string) opener {
+	return func(_ testing.TB, c *cut, name string) backends {
+		var mu sync.Mutex
+		processes := make(map[driver.Backend]*process)
+		open := func(tb testing.TB, opts *pglock.Options) (driver.Backend, error) {
+			p := &process{to: c.dial}
+			a, err := pglock.NewAdvisory(newPool(tb, named(url, name), p.dial), &pglock.AdvisoryOptions{Schema: opts.Schema})
+			if err != nil {
+				return nil, err
+			}
+			warmUp(tb, a)
+			mu.Lock()
+			defer mu.Unlock()
+			processes[a] = p
+			return a, nil
 		}
-		warmUp(tb, a)
-		mu.Lock()
-		defer mu.Unlock()
-		processes[a] = p
-		return a
+		kill := func(tb testing.TB, b driver.Backend) {
+			a, _ := driver.As[*pglock.Advisory](b)
+			mu.Lock()
+			p := processes[a]
+			mu.Unlock()
+			p.vanish(tb)
+			_ = b.Close()
+		}
+		return backends{open, kill}
 	}
-	kill = func(tb testing.TB, b driver.Backend) {
-		a, _ := driver.As[*pglock.Advisory](b)
-		mu.Lock()
-		p := processes[a]
-		mu.Unlock()
-		p.vanish(tb)
-		_ = b.Close()
-	}
-	return open, kill
 }
 
 // warmUp begins the session and has the server's functions compiled, which on a busy
@@ -127,23 +129,13 @@ func warmUp(tb testing.TB, a *pglock.Advisory) {
 	}
 }
 
-func advisoryHarness(t testing.TB, s *servers.Postgres, addr, url string) *drivertest.Harness {
-	c := newCut(t, addr)
-	schema := newSchema()
-	plain := newPool(t, s.URL("postgres")+"&pool_max_conns=1", nil)
-	if err := pglock.CreateSchema(t.Context(), plain, &pglock.Options{Schema: schema}); err != nil {
-		t.Fatal(err)
-	}
-	open, kill := overAdvisory(url, schema, c.dial)
-	return &drivertest.Harness{Unit: 2 * unit, Open: open, Kill: kill, Freeze: c.freeze}
+func advisoryShelf(t testing.TB, s *servers.Postgres) *shelf {
+	return newShelf(t, s, s.Addr(), 2*unit, overAdvisory(s.URL("postgres")))
 }
 
 func TestConformancePgAdvisory(t *testing.T) {
 	t.Parallel()
-	s := servers.StartPostgres(t, nil)
-	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
-		return advisoryHarness(t, s, s.Addr(), s.URL("postgres"))
-	})
+	drivertest.Run(t, advisoryShelf(t, servers.StartPostgres(t, nil)).harness)
 }
 
 // The model hands a key over when it is released, so that readers who enter
@@ -151,12 +143,12 @@ func TestConformancePgAdvisory(t *testing.T) {
 // come: so there are none.
 func TestOperationsPgAdvisory(t *testing.T) {
 	t.Parallel()
-	s := servers.StartPostgres(t, nil)
+	sh := advisoryShelf(t, servers.StartPostgres(t, nil))
 	for seed := range uint64(10) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			drivertest.Operations(t, seed, func(t *testing.T) *drivertest.Harness {
-				h := advisoryHarness(t, s, s.Addr(), s.URL("postgres"))
+				h := sh.harness(t)
 				open := h.Open
 				h.Open = func(t testing.TB) driver.Backend {
 					b := open(t)

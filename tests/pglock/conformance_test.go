@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -25,7 +27,15 @@ func newSchema() string { return fmt.Sprintf("t%d", schemas.Add(1)) }
 
 // cut stands between the clients of one test and their server.
 type cut struct {
-	proxy *servers.Proxy
+	proxy  *servers.Proxy
+	dialed atomic.Int64
+	frozen atomic.Bool
+}
+
+func newCut(tb testing.TB, addr string) *cut {
+	c := &cut{proxy: servers.StartProxy(withoutCleanup{tb}, addr)}
+	tb.Cleanup(c.proxy.Close)
+	return c
 }
 
 // withoutCleanup keeps a proxy open for longer than what it was opened by.
@@ -33,18 +43,14 @@ type withoutCleanup struct{ testing.TB }
 
 func (withoutCleanup) Cleanup(func()) {}
 
-func newCut(tb testing.TB, addr string) *cut {
-	c := &cut{servers.StartProxy(withoutCleanup{tb}, addr)}
-	tb.Cleanup(c.proxy.Close)
-	return c
-}
-
 func (c *cut) dial(ctx context.Context, network, _ string) (net.Conn, error) {
+	c.dialed.Add(1)
 	var d net.Dialer
 	return d.DialContext(ctx, network, c.proxy.Addr())
 }
 
 func (c *cut) freeze(testing.TB) (thaw func()) {
+	c.frozen.Store(true)
 	c.proxy.Blackhole()
 	return c.proxy.Resume
 }
@@ -75,27 +81,124 @@ func newPool(tb testing.TB, url string, dial pgconnDial) *pgxpool.Pool {
 
 type pgconnDial = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// harness is the harness of a server or a pooler at an address.
-func harness(tb testing.TB, s *servers.Postgres, addr string, unit time.Duration, connect opener) *drivertest.Harness {
-	c := newCut(tb, addr)
-	opts := &pglock.Options{Schema: newSchema(), LivenessWindow: window}
-	plain := newPool(tb, s.URL("postgres")+"&pool_max_conns=1", nil)
-	if err := pglock.CreateSchema(tb.Context(), plain, opts); err != nil {
+// shelf is what the harnesses of one suite take their stores from. A schema, and
+// each session that compiles its functions, costs the server a good part of a
+// second, so that a store is used by one case after another.
+type shelf struct {
+	suite   testing.TB
+	addr    string // of the server or the pooler
+	pooled  bool
+	unit    time.Duration
+	connect opener
+	plain   *pgxpool.Pool // past any pooler
+
+	mu   sync.Mutex
+	free []*store
+}
+
+// store is a schema, and the network of its clients.
+type store struct {
+	*cut
+	opts *pglock.Options
+	backends
+}
+
+// backends opens backends on a store.
+type backends struct {
+	open func(testing.TB, *pglock.Options) (driver.Backend, error)
+	kill func(testing.TB, driver.Backend) // as [drivertest.Harness.Kill]
+}
+
+// opener prepares backends on a store, for longer than one case. The name is that
+// of the store's schema, and of its sessions.
+type opener func(suite testing.TB, c *cut, name string) backends
+
+// named gives the sessions of a URL a name.
+func named(url, name string) string { return url + "&application_name=" + name }
+
+func newShelf(suite testing.TB, s *servers.Postgres, addr string, unit time.Duration, connect opener) *shelf {
+	return &shelf{
+		suite: suite, addr: addr, pooled: addr != s.Addr(), unit: unit, connect: connect,
+		plain: newPool(suite, s.URL("postgres")+"&pool_max_conns=2", nil),
+	}
+}
+
+func (sh *shelf) take(tb testing.TB) *store {
+	tb.Helper()
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if n := len(sh.free); n > 0 {
+		st := sh.free[n-1]
+		sh.free = sh.free[:n-1]
+		return st
+	}
+	st := &store{cut: newCut(sh.suite, sh.addr), opts: &pglock.Options{Schema: newSchema(), LivenessWindow: window}}
+	if err := pglock.CreateSchema(tb.Context(), sh.plain, st.opts); err != nil {
 		tb.Fatal(err)
 	}
-	open := connect(tb, c, opts.Schema)
+	st.backends = sh.connect(sh.suite, st.cut, st.opts.Schema)
+	return st
+}
+
+// leave gives a store back, empty, if nothing that was sent to it can still be on
+// its way.
+func (sh *shelf) leave(tb testing.TB, st *store) {
+	if st.frozen.Load() || !sh.quiet(tb, st) {
+		return
+	}
+	var text strings.Builder
+	for _, table := range []string{"keys", "holds", "tickets", "adv_holds", "adv_tickets"} {
+		fmt.Fprintf(&text, "delete from %s.%s; ", st.opts.Schema, table)
+	}
+	fmt.Fprintf(&text, "update %s.meta set floor = 0", st.opts.Schema)
+	if _, err := sh.plain.Exec(context.Background(), text.String(), pgx.QueryExecModeSimpleProtocol); err != nil {
+		tb.Errorf("emptying a store: %v", err)
+		return
+	}
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.free = append(sh.free, st)
+}
+
+// quiet waits until the server has ended the sessions of the connections that were
+// closed. A pooler has sessions of its own: there, none must have been closed.
+func (sh *shelf) quiet(tb testing.TB, st *store) bool {
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		open := st.proxy.Conns()
+		if int64(open) == st.dialed.Load() {
+			return true
+		}
+		var sessions int
+		err := sh.plain.QueryRow(context.Background(),
+			"select count(*) from pg_stat_activity where application_name = $1", st.opts.Schema).Scan(&sessions)
+		if err != nil {
+			tb.Error(err)
+			return false
+		}
+		if !sh.pooled && sessions == open {
+			return true
+		}
+	}
+	return false
+}
+
+// harness is the harness of one case.
+func (sh *shelf) harness(t *testing.T) *drivertest.Harness {
+	st := sh.take(t)
+	t.Cleanup(func() { sh.leave(t, st) })
 	return &drivertest.Harness{
-		Unit: unit,
+		Unit: sh.unit,
 		Open: func(t testing.TB) driver.Backend {
-			b, err := open(opts)
+			b, err := st.open(t, st.opts)
 			if err != nil {
 				t.Fatal(err)
 			}
 			return b
 		},
-		Freeze: c.freeze,
+		Kill:   st.kill,
+		Freeze: st.freeze,
 		Forget: func(t testing.TB, key string) {
-			_, err := plain.Exec(context.Background(), "delete from "+opts.Schema+".keys where key = $1", []byte(key))
+			_, err := sh.plain.Exec(context.Background(), "delete from "+st.opts.Schema+".keys where key = $1", []byte(key))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -106,56 +209,53 @@ func harness(tb testing.TB, s *servers.Postgres, addr string, unit time.Duration
 // overPool opens backends over a pool of pgx, which they share: a new connection
 // costs the server a process, and a busy machine a part of a short TTL.
 func overPool(url string) opener {
-	return func(tb testing.TB, c *cut, schema string) func(*pglock.Options) (driver.Backend, error) {
-		pool := newPool(tb, url+"&pool_max_conns=8", c.dial)
-		warm(tb, func() (func(string) error, func(), error) {
-			conn, err := pool.Acquire(tb.Context())
+	return func(suite testing.TB, c *cut, name string) backends {
+		pool := newPool(suite, named(url, name)+"&pool_max_conns=8", c.dial)
+		warm(suite, func() (func(string) error, func(), error) {
+			conn, err := pool.Acquire(context.Background())
 			if err != nil {
 				return nil, nil, err
 			}
 			run := func(text string) error {
-				_, err := conn.Exec(tb.Context(), text, pgx.QueryExecModeExec)
+				_, err := conn.Exec(context.Background(), text, pgx.QueryExecModeExec)
 				return err
 			}
 			return run, conn.Release, nil
-		}, schema)
-		return func(opts *pglock.Options) (driver.Backend, error) { return pglock.New(pool, opts) }
+		}, name)
+		return backends{open: func(_ testing.TB, opts *pglock.Options) (driver.Backend, error) { return pglock.New(pool, opts) }}
 	}
 }
 
 // overDB opens backends over database/sql.
 func overDB(url string) opener {
-	return func(tb testing.TB, c *cut, schema string) func(*pglock.Options) (driver.Backend, error) {
-		config, err := pgx.ParseConfig(url)
+	return func(suite testing.TB, c *cut, name string) backends {
+		config, err := pgx.ParseConfig(named(url, name))
 		if err != nil {
-			tb.Fatal(err)
+			suite.Fatal(err)
 		}
 		config.DialFunc = c.dial
 		db := stdlib.OpenDB(*config)
 		db.SetMaxOpenConns(8)
 		db.SetMaxIdleConns(8)
-		tb.Cleanup(func() { db.Close() })
-		warm(tb, func() (func(string) error, func(), error) {
-			conn, err := db.Conn(tb.Context())
+		suite.Cleanup(func() { db.Close() })
+		warm(suite, func() (func(string) error, func(), error) {
+			conn, err := db.Conn(context.Background())
 			if err != nil {
 				return nil, nil, err
 			}
 			run := func(text string) error {
-				_, err := conn.ExecContext(tb.Context(), text)
+				_, err := conn.ExecContext(context.Background(), text)
 				return err
 			}
 			return run, func() { conn.Close() }, nil
-		}, schema)
-		return func(opts *pglock.Options) (driver.Backend, error) {
+		}, name)
+		return backends{open: func(_ testing.TB, opts *pglock.Options) (driver.Backend, error) {
 			o := *opts
 			o.PollInterval = 50 * time.Millisecond
 			return pglock.NewDB(db, &o)
-		}
+		}}
 	}
 }
-
-// opener opens a client's connections, and then backends over them.
-type opener func(testing.TB, *cut, string) func(*pglock.Options) (driver.Backend, error)
 
 // warm opens some connections and has the server's functions compiled on each,
 // which on a busy machine takes a good part of a short TTL.
@@ -181,29 +281,28 @@ func warm(tb testing.TB, connect func() (run func(string) error, release func(),
 func TestConformancePg(t *testing.T) {
 	t.Parallel()
 	s := servers.StartPostgres(t, nil)
-	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
-		return harness(t, s, s.Addr(), unit, overPool(s.URL("postgres")))
-	})
+	drivertest.Run(t, newShelf(t, s, s.Addr(), unit, overPool(s.URL("postgres"))).harness)
 }
 
 func TestConformancePgBouncer(t *testing.T) {
 	t.Parallel()
 	s := servers.StartPostgres(t, nil)
 	p := servers.StartPgBouncer(t, s, "transaction", 24)
-	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
-		return harness(t, s, p.Addr(), 2*unit, func(tb testing.TB, c *cut, schema string) func(*pglock.Options) (driver.Backend, error) {
-			open := overPool(p.URL("postgres"))(tb, c, schema)
-			return func(opts *pglock.Options) (driver.Backend, error) {
-				o := *opts
-				o.PollInterval = 50 * time.Millisecond
-				b, err := open(&o)
-				if err != nil {
-					return nil, err
-				}
-				return &polling{b, b.(driver.Inspector), b.(driver.Forcer), b.(driver.Checker)}, nil
+	connect := func(suite testing.TB, c *cut, name string) backends {
+		b := overPool(p.URL("postgres"))(suite, c, name)
+		open := b.open
+		b.open = func(tb testing.TB, opts *pglock.Options) (driver.Backend, error) {
+			o := *opts
+			o.PollInterval = 50 * time.Millisecond
+			b, err := open(tb, &o)
+			if err != nil {
+				return nil, err
 			}
-		})
-	})
+			return &polling{b, b.(driver.Inspector), b.(driver.Forcer), b.(driver.Checker)}, nil
+		}
+		return b
+	}
+	drivertest.Run(t, newShelf(t, s, p.Addr(), 2*unit, connect).harness)
 }
 
 // polling is a backend without its Notifier, which has nothing to tell behind a
@@ -218,20 +317,17 @@ type polling struct {
 func TestConformancePgSQL(t *testing.T) {
 	t.Parallel()
 	s := servers.StartPostgres(t, nil)
-	drivertest.Run(t, func(t *testing.T) *drivertest.Harness {
-		return harness(t, s, s.Addr(), 2*unit, overDB(s.URL("postgres")))
-	})
+	drivertest.Run(t, newShelf(t, s, s.Addr(), 2*unit, overDB(s.URL("postgres"))).harness)
 }
 
 func TestOperationsPg(t *testing.T) {
 	t.Parallel()
 	s := servers.StartPostgres(t, nil)
+	sh := newShelf(t, s, s.Addr(), unit, overPool(s.URL("postgres")))
 	for seed := range uint64(10) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			drivertest.Operations(t, seed, func(t *testing.T) *drivertest.Harness {
-				return harness(t, s, s.Addr(), unit, overPool(s.URL("postgres")))
-			})
+			drivertest.Operations(t, seed, sh.harness)
 		})
 	}
 }
