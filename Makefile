@@ -44,7 +44,7 @@ servers: # install the servers that the tests start, as far as they are missing
 .PHONY: test
 test: servers ## all tests of all modules, with the race detector
 	go test $(race) -timeout 10m $$(go list work | grep -v '^$(module)/tests/')
-	go test $(race) -timeout 20m -p 1 -parallel 6 ./tests/...
+	go test $(race) -timeout 20m -p 1 -parallel 8 ./tests/...
 
 .PHONY: race
 race: servers ## all tests again and again in random order; COUNT=5

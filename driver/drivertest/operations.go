@@ -109,7 +109,7 @@ func (o *operator) step(what, who, detail byte) {
 	owner := fmt.Sprintf("o%d", int(who)%opOwners)
 	key := o.keyFor(int(who) / opOwners)
 	cl := o.clients[int(detail)%len(o.clients)]
-	if o.props.SessionLeases || o.props.LivenessWindow == 0 {
+	if o.bySession() {
 		cl = o.clients[int(who)%opOwners%len(o.clients)] // an owner belongs to a session
 	}
 	o.tick()
@@ -154,11 +154,18 @@ func (o *operator) note(format string, args ...any) {
 	o.log = o.log[max(0, len(o.log)-30):]
 }
 
+// bySession says whether grants or tickets last as long as their sessions: then time
+// ends nothing.
+func (o *operator) bySession() bool { return o.props.SessionLeases || o.props.LivenessWindow == 0 }
+
 // ttl is a TTL that outlasts the tickets. Where time is exact, it may also be
 // shorter than they are.
 func (o *operator) ttl(detail byte) time.Duration {
 	ttl := max(2*time.Second, 10*o.unit, o.props.LivenessWindow)
-	if o.h.exact {
+	switch {
+	case o.bySession():
+		ttl = o.long
+	case o.h.exact:
 		// Nothing ends at the very moment of an operation: operations come at
 		// whole milliseconds.
 		ttl = time.Duration(1+int(detail)*int(detail)/8)*time.Millisecond + time.Microsecond
@@ -306,7 +313,7 @@ func (o *operator) force(cl *client, key, owner string, detail byte) {
 
 // reopen replaces a client by another one.
 func (o *operator) reopen(n int) {
-	if o.props.SessionLeases || o.props.LivenessWindow == 0 {
+	if o.bySession() {
 		return // its grants would go with it
 	}
 	o.note("client %d is replaced", n)
@@ -324,7 +331,7 @@ func (o *operator) pause(detail byte) {
 		o.note("%v pass", d)
 		return
 	}
-	if o.steps == maxSteps || detail > 8 || o.props.SessionLeases || o.props.LivenessWindow == 0 {
+	if o.steps == maxSteps || detail > 8 || o.bySession() {
 		return
 	}
 	o.steps++

@@ -43,11 +43,7 @@ func (r *rig) within() context.Context {
 
 func (r *rig) until(what string, cond func() bool) {
 	r.Helper()
-	for end := time.Now().Add(patience); !cond(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			r.Fatalf("never happened: %s", what)
-		}
-	}
+	servers.Until(r, what, cond)
 }
 
 // manager opens a manager over a client of its own.

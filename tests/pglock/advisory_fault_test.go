@@ -594,10 +594,15 @@ func TestAdvisoryCollision(t *testing.T) {
 // does not touch the session.
 func TestAdvisoryServerSettings(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, &servers.PostgresConfig{Settings: []string{
-		"idle_session_timeout=1s", "idle_in_transaction_session_timeout=500ms", "default_transaction_isolation=serializable",
-		"synchronous_commit=off",
-	}})
+	r := newRig(t, nil)
+	for _, setting := range []string{
+		"idle_session_timeout = '1s'", "idle_in_transaction_session_timeout = '500ms'",
+		"default_transaction_isolation = 'serializable'", "synchronous_commit = off",
+	} {
+		r.s.MustDo("postgres", "alter system set "+setting)
+	}
+	r.s.MustDo("postgres", "select pg_reload_conf()")
+	r.until("the settings are in force", func() bool { return r.s.MustDo("postgres", "show synchronous_commit")[0][0] == "off" })
 	r.s.MustDo("postgres", "create role brief login superuser; alter role brief set statement_timeout = '500ms'; alter role brief set lock_timeout = '1ms'")
 	m := r.advise(newPool(t, r.s.URLFor("brief", "", "postgres"), nil), nil, &pglock.AdvisoryOptions{SessionTimeout: time.Minute})
 	held := r.take(m, "k", time.Hour)

@@ -57,8 +57,8 @@ func (c *cut) freeze(testing.TB) (thaw func()) {
 
 // unit and window are the shortest times that a busy machine keeps up with.
 const (
-	unit   = time.Second
-	window = 3 * time.Second
+	unit   = 600 * time.Millisecond
+	window = 2 * time.Second
 )
 
 // newPool returns a pool for a URL. A nil dial is the usual one.

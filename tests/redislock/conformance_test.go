@@ -130,7 +130,7 @@ type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // unit and window are the shortest times that a busy machine keeps up with.
 const (
-	unit   = 500 * time.Millisecond
+	unit   = 600 * time.Millisecond
 	window = 2 * time.Second
 )
 

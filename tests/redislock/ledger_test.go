@@ -25,11 +25,7 @@ const patience = 30 * time.Second
 // eventually waits until a condition holds.
 func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !cond(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never happened: %s", what)
-		}
-	}
+	servers.Until(t, what, cond)
 }
 
 // manage returns a manager over a client of its own, which renews often.

@@ -25,33 +25,34 @@ import (
 func TestQuorumShorterRenewal(t *testing.T) {
 	t.Parallel()
 	q := startNodes(t, 3, nil)
-	a, b := q.backend(), q.backend()
+	long := func(o *redislock.QuorumOptions) { o.MaxTTL = time.Minute }
+	a, b := q.backend(long), q.backend(long)
 	for _, tc := range []struct {
 		key   string
 		renew func(l driver.Lease) error
 	}{
 		{"extend", func(l driver.Lease) error {
-			l.TTL = 500 * time.Millisecond
+			l.TTL = 1200 * time.Millisecond
 			batch := []driver.Renewal{{Lease: l}}
 			a.Extend(t.Context(), batch)
 			return batch[0].Err
 		}},
 		{"acquire", func(l driver.Lease) error {
-			_, err := a.Acquire(t.Context(), request(l.Key, l.Owner, 500*time.Millisecond))
+			_, err := a.Acquire(t.Context(), request(l.Key, l.Owner, 1200*time.Millisecond))
 			return err
 		}},
 	} {
 		start := time.Now()
-		lease, err := a.Acquire(t.Context(), request(tc.key, "a", 4*time.Second))
+		lease, err := a.Acquire(t.Context(), request(tc.key, "a", time.Minute))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := tc.renew(lease); err != nil {
 			t.Fatal(err)
 		}
-		for time.Since(start) < 1500*time.Millisecond {
+		for time.Since(start) < 2*time.Second {
 			if _, err := b.Acquire(t.Context(), request(tc.key, "b", time.Second)); err == nil {
-				t.Errorf("%s: granted to a rival %v after the grant for 4s", tc.key, time.Since(start))
+				t.Errorf("%s: granted to a rival %v after the grant for a minute", tc.key, time.Since(start))
 				break
 			}
 			time.Sleep(20 * time.Millisecond) // between two questions of the rival

@@ -746,7 +746,7 @@ func TestSingleClockSet(t *testing.T) {
 			r.held(kept)
 			r.release(kept)
 		}
-		got := closed(r, "the waiter is served", next)
+		got := closed(r, "the waiter is served: "+tt.name, next)
 		token("kept", got.Token)
 		r.release(got)
 		r.end(m)

@@ -40,11 +40,7 @@ const rigPatience = 40 * time.Second
 
 func (r *rig) until(what string, cond func() bool) {
 	r.Helper()
-	for end := time.Now().Add(rigPatience); !cond(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			r.Fatalf("never happened: %s", what)
-		}
-	}
+	servers.Until(r, what, cond)
 }
 
 // closed waits for a channel to be closed, or to give something.

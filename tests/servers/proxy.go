@@ -223,9 +223,13 @@ type parcel struct {
 	at    time.Time
 }
 
-// queued is how many parcels one direction of a link holds before the sender
-// feels it.
-const queued = 1024
+const (
+	// queued is how many parcels one direction of a link holds before the sender
+	// feels it, apart from what the kernel holds.
+	queued = 128
+	// atOnce is how much is read at once.
+	atOnce = 8 << 10
+)
 
 // pump passes the bytes of one direction on, and then the end of the stream.
 func (p *Proxy) pump(l *link, d Direction, src, dst *net.TCPConn) {
@@ -258,7 +262,7 @@ func (p *Proxy) pump(l *link, d Direction, src, dst *net.TCPConn) {
 // fill reads until the end of a stream.
 func fill(queue chan<- parcel, src net.Conn) {
 	defer close(queue)
-	b := make([]byte, 32<<10)
+	b := make([]byte, atOnce)
 	for {
 		n, err := src.Read(b)
 		now := time.Now()

@@ -83,3 +83,20 @@ func poll(patience time.Duration, cond func(context.Context) error) error {
 		}
 	}
 }
+
+// untilPatience is for waits that only a fault makes long, or a busy machine.
+const untilPatience = time.Minute
+
+// Until waits until a condition holds, looking less and less often, as to look may
+// cost the server more than what it does meanwhile. If it never does, the test
+// fails.
+func Until(tb TB, what string, cond func() bool) {
+	tb.Helper()
+	end := time.Now().Add(untilPatience)
+	for pause := time.Millisecond; !cond(); pause = min(pause+pause/2, 50*time.Millisecond) {
+		if time.Now().After(end) {
+			tb.Fatalf("never happened: %s", what)
+		}
+		time.Sleep(pause)
+	}
+}

@@ -91,11 +91,7 @@ func (r *rig) queue(b driver.Backend, req driver.Request) *driver.HeldError {
 // until waits for a condition.
 func (r *rig) until(what string, cond func() bool) {
 	r.Helper()
-	for end := time.Now().Add(patience); !cond(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			r.Fatalf("never happened: %s", what)
-		}
-	}
+	servers.Until(r, what, cond)
 }
 
 // children are the nodes of a key.
