@@ -35,7 +35,7 @@ check: lint arch tidy modules ## everything that can be said without running the
 # Most tests of backends wait for a time to live to run out, so more of them
 # than there are cores run side by side. Packages with real servers are tested
 # one after another.
-race := -race -gcflags=modernc.org/sqlite/lib=-race=false -parallel 4
+race := -race -gcflags=modernc.org/sqlite/lib=-race=false -parallel 10
 
 .PHONY: servers
 servers: # install the servers that the tests start, as far as they are missing

@@ -130,7 +130,7 @@ func (cl *client) waitFor(req driver.Request, limit time.Duration) (driver.Lease
 // nextPause is how long a waiter waits until it asks again: longer from time
 // to time, but not so long that its ticket lapses.
 func (cl *client) nextPause(pause time.Duration) time.Duration {
-	pause = min(pause+pause/4, 40*time.Millisecond)
+	pause = min(pause+pause/2, 40*time.Millisecond)
 	if w := cl.env.props.LivenessWindow; w > 0 {
 		pause = min(pause, w/8)
 	}

@@ -431,13 +431,24 @@ func TestNothingIsLeft(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		other, err := b.Acquire(ctx, key, ttl, &dlm.AcquireOptions{Shared: shared})
-		cancel()
-		if shared && err == nil {
+		if shared {
+			other, err := b.Acquire(r.within(), key, ttl, &dlm.AcquireOptions{Shared: true})
+			if err != nil {
+				t.Fatal(err)
+			}
 			r.release(other)
-		} else if !errors.Is(err, dlm.ErrHeld) {
-			t.Fatalf("another asks for %q: %v", key, err)
+		} else {
+			ctx, cancel := context.WithCancel(r.within())
+			gone := make(chan error, 1)
+			go func() {
+				_, err := b.Acquire(ctx, key, ttl, nil)
+				gone <- err
+			}()
+			r.until("the other waits", func() bool { return len(r.tickets(key)) == 2 })
+			cancel()
+			if err := <-gone; !errors.Is(err, dlm.ErrHeld) {
+				t.Fatal(err)
+			}
 		}
 		r.until("the other has left", func() bool { return len(r.tickets(key)) == 1 })
 		r.release(l)
