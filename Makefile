@@ -35,7 +35,7 @@ check: lint arch tidy modules ## everything that can be said without running the
 # Most tests of backends wait for a time to live to run out, so more of them
 # than there are cores run side by side. Packages with real servers are tested
 # one after another.
-race := -race -gcflags=modernc.org/sqlite/lib=-race=false -parallel 10
+race := -race -gcflags=modernc.org/sqlite/lib=-race=false -parallel 6
 
 .PHONY: servers
 servers: # install the servers that the tests start, as far as they are missing
@@ -43,8 +43,8 @@ servers: # install the servers that the tests start, as far as they are missing
 
 .PHONY: test
 test: servers ## all tests of all modules, with the race detector
-	go test $(race) -timeout 10m $$(go list work | grep -v '^$(module)/tests/')
-	go test $(race) -timeout 20m -p 1 -parallel 8 ./tests/...
+	go test $(race) -timeout 10m -parallel 10 $$(go list work | grep -v '^$(module)/tests/')
+	go test $(race) -timeout 20m -p 1 ./tests/...
 
 .PHONY: race
 race: servers ## all tests again and again in random order; COUNT=5
