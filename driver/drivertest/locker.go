@@ -90,7 +90,7 @@ func both(name, guarantee, why string, run func(e *env, open func() locker)) []C
 	return bothOver(name, guarantee, why, quick, run)
 }
 
-// bothOver is both with managers of some configuration.
+// bothOver is both with managers of some configuration. If they renew, nobody can die.
 func bothOver(name, guarantee, why string, cfg func() *dlm.LockConfig, run func(e *env, open func() locker)) []Case {
 	return []Case{
 		{

@@ -154,8 +154,8 @@ func (o *operator) note(format string, args ...any) {
 	o.log = o.log[max(0, len(o.log)-30):]
 }
 
-// bySession says whether grants or tickets last as long as their sessions: then time
-// ends nothing.
+// bySession says whether grants or tickets last as long as their sessions. Where time
+// is real, nothing is then left to run out.
 func (o *operator) bySession() bool { return o.props.SessionLeases || o.props.LivenessWindow == 0 }
 
 // ttl is a TTL that outlasts the tickets. Where time is exact, it may also be
@@ -163,12 +163,12 @@ func (o *operator) bySession() bool { return o.props.SessionLeases || o.props.Li
 func (o *operator) ttl(detail byte) time.Duration {
 	ttl := max(2*time.Second, 10*o.unit, o.props.LivenessWindow)
 	switch {
-	case o.bySession():
-		ttl = o.long
 	case o.h.exact:
 		// Nothing ends at the very moment of an operation: operations come at
 		// whole milliseconds.
 		ttl = time.Duration(1+int(detail)*int(detail)/8)*time.Millisecond + time.Microsecond
+	case o.bySession():
+		ttl = o.long // a busy machine may take longer than the other one
 	}
 	return ttl
 }

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/go-dlm/dlm/tests/servers"
 )
 
 // binary is the command, built once.
@@ -233,11 +235,7 @@ func (s store) get(t testing.TB, key string) (i info) {
 // eventually waits for a condition of which no event tells.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for began := time.Now(); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Since(began) > patience {
-			t.Fatalf("never happened: %s", what)
-		}
-	}
+	servers.Until(t, what, condition)
 }
 
 // alive says whether there is a process with this number that runs.

@@ -87,11 +87,11 @@ func (l *line) Close() error {
 
 // overAdvisory opens backends with advisory locks, each of which is a process.
 func overAdvisory(url string) opener {
-	return func(_ testing.TB, c *cut, name string) backends {
+	return func(_ testing.TB, dial pgconnDial, name string) backends {
 		var mu sync.Mutex
 		processes := make(map[driver.Backend]*process)
 		open := func(tb testing.TB, opts *pglock.Options) (driver.Backend, error) {
-			p := &process{to: c.dial}
+			p := &process{to: dial}
 			a, err := pglock.NewAdvisory(newPool(tb, named(url, name), p.dial), &pglock.AdvisoryOptions{Schema: opts.Schema})
 			if err != nil {
 				return nil, err
@@ -110,7 +110,7 @@ func overAdvisory(url string) opener {
 			p.vanish(tb)
 			_ = b.Close()
 		}
-		return backends{open, kill}
+		return backends{open: open, kill: kill, resting: func() int { return 0 }, close: func() {}}
 	}
 }
 

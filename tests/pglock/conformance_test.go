@@ -27,15 +27,7 @@ func newSchema() string { return fmt.Sprintf("t%d", schemas.Add(1)) }
 
 // cut stands between the clients of one test and their server.
 type cut struct {
-	proxy  *servers.Proxy
-	dialed atomic.Int64
-	frozen atomic.Bool
-}
-
-func newCut(tb testing.TB, addr string) *cut {
-	c := &cut{proxy: servers.StartProxy(withoutCleanup{tb}, addr)}
-	tb.Cleanup(c.proxy.Close)
-	return c
+	proxy *servers.Proxy
 }
 
 // withoutCleanup keeps a proxy open for longer than what it was opened by.
@@ -43,16 +35,47 @@ type withoutCleanup struct{ testing.TB }
 
 func (withoutCleanup) Cleanup(func()) {}
 
+func newCut(tb testing.TB, addr string) *cut {
+	c := &cut{servers.StartProxy(withoutCleanup{tb}, addr)}
+	tb.Cleanup(c.proxy.Close)
+	return c
+}
+
 func (c *cut) dial(ctx context.Context, network, _ string) (net.Conn, error) {
-	c.dialed.Add(1)
 	var d net.Dialer
 	return d.DialContext(ctx, network, c.proxy.Addr())
 }
 
 func (c *cut) freeze(testing.TB) (thaw func()) {
-	c.frozen.Store(true)
 	c.proxy.Blackhole()
 	return c.proxy.Resume
+}
+
+// tally counts the connections that are made, and those not closed yet.
+type tally struct {
+	to         pgconnDial
+	made, open atomic.Int64
+}
+
+func (c *tally) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := c.to(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	c.made.Add(1)
+	c.open.Add(1)
+	return &counted{Conn: conn, by: c}, nil
+}
+
+type counted struct {
+	net.Conn
+	by   *tally
+	once sync.Once
+}
+
+func (n *counted) Close() error {
+	defer n.once.Do(func() { n.by.open.Add(-1) })
+	return n.Conn.Close()
 }
 
 // unit and window are the shortest times that a busy machine keeps up with.
@@ -98,8 +121,10 @@ type shelf struct {
 
 // store is a schema, and the network of its clients.
 type store struct {
-	*cut
-	opts *pglock.Options
+	cut    *cut
+	frozen atomic.Bool
+	conns  *tally
+	opts   *pglock.Options
 	backends
 }
 
@@ -107,11 +132,15 @@ type store struct {
 type backends struct {
 	open func(testing.TB, *pglock.Options) (driver.Backend, error)
 	kill func(testing.TB, driver.Backend) // as [drivertest.Harness.Kill]
+	// resting is the number of connections that stay open for the next case, or -1
+	// as long as one of them is in use, or being made or ended.
+	resting func() int
+	close   func() // once no case uses it any more
 }
 
 // opener prepares backends on a store, for longer than one case. The name is that
 // of the store's schema, and of its sessions.
-type opener func(suite testing.TB, c *cut, name string) backends
+type opener func(suite testing.TB, dial pgconnDial, name string) backends
 
 // named gives the sessions of a URL a name.
 func named(url, name string) string { return url + "&application_name=" + name }
@@ -132,18 +161,21 @@ func (sh *shelf) take(tb testing.TB) *store {
 		sh.free = sh.free[:n-1]
 		return st
 	}
-	st := &store{cut: newCut(sh.suite, sh.addr), opts: &pglock.Options{Schema: newSchema(), LivenessWindow: window}}
+	c := newCut(sh.suite, sh.addr)
+	st := &store{cut: c, conns: &tally{to: c.dial}, opts: &pglock.Options{Schema: newSchema(), LivenessWindow: window}}
 	if err := pglock.CreateSchema(tb.Context(), sh.plain, st.opts); err != nil {
 		tb.Fatal(err)
 	}
-	st.backends = sh.connect(sh.suite, st.cut, st.opts.Schema)
+	st.backends = sh.connect(sh.suite, st.conns.dial, st.opts.Schema)
 	return st
 }
 
-// leave gives a store back, empty, if nothing that was sent to it can still be on
-// its way.
+// leave gives a store back, empty, unless something that was sent to it may still be
+// on its way.
 func (sh *shelf) leave(tb testing.TB, st *store) {
 	if st.frozen.Load() || !sh.quiet(tb, st) {
+		st.cut.proxy.Close()
+		st.close()
 		return
 	}
 	var text strings.Builder
@@ -160,26 +192,25 @@ func (sh *shelf) leave(tb testing.TB, st *store) {
 	sh.free = append(sh.free, st)
 }
 
-// quiet waits until the server has ended the sessions of the connections that were
-// closed. A pooler has sessions of its own: there, none must have been closed.
+// quiet waits until the clients have ended all but their resting connections, and
+// the server the sessions of the others, and with them whatever they did. A pooler
+// has sessions of its own, of which that is not known: there, no connection must
+// have been ended.
 func (sh *shelf) quiet(tb testing.TB, st *store) bool {
-	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		open := st.proxy.Conns()
-		if int64(open) == st.dialed.Load() {
-			return true
-		}
-		var sessions int
+	servers.Until(tb, "the clients' connections rest", func() bool { return int64(st.resting()) == st.conns.open.Load() })
+	if sh.pooled {
+		return st.conns.open.Load() == st.conns.made.Load()
+	}
+	servers.Until(tb, "the other sessions end", func() bool {
+		var sessions int64
 		err := sh.plain.QueryRow(context.Background(),
 			"select count(*) from pg_stat_activity where application_name = $1", st.opts.Schema).Scan(&sessions)
 		if err != nil {
-			tb.Error(err)
-			return false
+			tb.Fatal(err)
 		}
-		if !sh.pooled && sessions == open {
-			return true
-		}
-	}
-	return false
+		return sessions == st.conns.open.Load()
+	})
+	return true
 }
 
 // harness is the harness of one case.
@@ -195,8 +226,11 @@ func (sh *shelf) harness(t *testing.T) *drivertest.Harness {
 			}
 			return b
 		},
-		Kill:   st.kill,
-		Freeze: st.freeze,
+		Kill: st.kill,
+		Freeze: func(t testing.TB) (thaw func()) {
+			st.frozen.Store(true)
+			return st.cut.freeze(t)
+		},
 		Forget: func(t testing.TB, key string) {
 			_, err := sh.plain.Exec(context.Background(), "delete from "+st.opts.Schema+".keys where key = $1", []byte(key))
 			if err != nil {
@@ -209,8 +243,8 @@ func (sh *shelf) harness(t *testing.T) *drivertest.Harness {
 // overPool opens backends over a pool of pgx, which they share: a new connection
 // costs the server a process, and a busy machine a part of a short TTL.
 func overPool(url string) opener {
-	return func(suite testing.TB, c *cut, name string) backends {
-		pool := newPool(suite, named(url, name)+"&pool_max_conns=8", c.dial)
+	return func(suite testing.TB, dial pgconnDial, name string) backends {
+		pool := newPool(suite, named(url, name)+"&pool_max_conns=8", dial)
 		warm(suite, func() (func(string) error, func(), error) {
 			conn, err := pool.Acquire(context.Background())
 			if err != nil {
@@ -222,18 +256,28 @@ func overPool(url string) opener {
 			}
 			return run, conn.Release, nil
 		}, name)
-		return backends{open: func(_ testing.TB, opts *pglock.Options) (driver.Backend, error) { return pglock.New(pool, opts) }}
+		return backends{
+			open: func(_ testing.TB, opts *pglock.Options) (driver.Backend, error) { return pglock.New(pool, opts) },
+			resting: func() int {
+				stat := pool.Stat()
+				if stat.AcquiredConns()+stat.ConstructingConns() > 0 {
+					return -1
+				}
+				return int(stat.TotalConns())
+			},
+			close: pool.Close,
+		}
 	}
 }
 
 // overDB opens backends over database/sql.
 func overDB(url string) opener {
-	return func(suite testing.TB, c *cut, name string) backends {
+	return func(suite testing.TB, dial pgconnDial, name string) backends {
 		config, err := pgx.ParseConfig(named(url, name))
 		if err != nil {
 			suite.Fatal(err)
 		}
-		config.DialFunc = c.dial
+		config.DialFunc = dial
 		db := stdlib.OpenDB(*config)
 		db.SetMaxOpenConns(8)
 		db.SetMaxIdleConns(8)
@@ -249,11 +293,21 @@ func overDB(url string) opener {
 			}
 			return run, func() { conn.Close() }, nil
 		}, name)
-		return backends{open: func(_ testing.TB, opts *pglock.Options) (driver.Backend, error) {
-			o := *opts
-			o.PollInterval = 50 * time.Millisecond
-			return pglock.NewDB(db, &o)
-		}}
+		return backends{
+			open: func(_ testing.TB, opts *pglock.Options) (driver.Backend, error) {
+				o := *opts
+				o.PollInterval = 50 * time.Millisecond
+				return pglock.NewDB(db, &o)
+			},
+			resting: func() int {
+				stats := db.Stats()
+				if stats.InUse > 0 {
+					return -1
+				}
+				return stats.OpenConnections
+			},
+			close: func() { db.Close() },
+		}
 	}
 }
 
@@ -288,8 +342,8 @@ func TestConformancePgBouncer(t *testing.T) {
 	t.Parallel()
 	s := servers.StartPostgres(t, nil)
 	p := servers.StartPgBouncer(t, s, "transaction", 24)
-	connect := func(suite testing.TB, c *cut, name string) backends {
-		b := overPool(p.URL("postgres"))(suite, c, name)
+	connect := func(suite testing.TB, dial pgconnDial, name string) backends {
+		b := overPool(p.URL("postgres"))(suite, dial, name)
 		open := b.open
 		b.open = func(tb testing.TB, opts *pglock.Options) (driver.Backend, error) {
 			o := *opts

@@ -688,14 +688,19 @@ func TestQuorumCallsPerPair(t *testing.T) {
 	slow := 0
 	for i := range pairs {
 		// A key of its own: a release may still be on its way to a slow node.
+		began := time.Now()
 		lease, err := b.Acquire(t.Context(), request("k"+strconv.Itoa(i), "a", 5*time.Second))
 		if err == nil {
 			err = b.Release(t.Context(), lease)
 		}
-		// On a busy machine a call may take so long that it is made again.
-		if err != nil && slow < pairs/20 {
-			slow++
-		} else if err != nil {
+		if err == nil {
+			continue
+		}
+		// On a busy machine a call may take so long that it is made again, which
+		// seldom leaves its outcome open. An answer is no such thing.
+		slow++
+		answered := errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLost) || errors.Is(err, driver.ErrInvalid)
+		if answered || slow > pairs/20 || time.Since(began) < 200*time.Millisecond {
 			t.Fatal(err)
 		}
 	}

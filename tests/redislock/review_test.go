@@ -42,7 +42,6 @@ func TestQuorumShorterRenewal(t *testing.T) {
 			return err
 		}},
 	} {
-		start := time.Now()
 		lease, err := a.Acquire(t.Context(), request(tc.key, "a", time.Minute))
 		if err != nil {
 			t.Fatal(err)
@@ -50,9 +49,9 @@ func TestQuorumShorterRenewal(t *testing.T) {
 		if err := tc.renew(lease); err != nil {
 			t.Fatal(err)
 		}
-		for time.Since(start) < 2*time.Second {
+		for start := time.Now(); time.Since(start) < 2*time.Second; {
 			if _, err := b.Acquire(t.Context(), request(tc.key, "b", time.Second)); err == nil {
-				t.Errorf("%s: granted to a rival %v after the grant for a minute", tc.key, time.Since(start))
+				t.Errorf("%s: granted to a rival %v after the renewal of a grant for a minute", tc.key, time.Since(start))
 				break
 			}
 			time.Sleep(20 * time.Millisecond) // between two questions of the rival
@@ -237,15 +236,7 @@ func TestQuorumCancelledWaiters(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	left := 0
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if left = q.waiting("k"); left == 0 {
-			break
-		}
-	}
-	if left > 0 {
-		t.Errorf("%d tickets are left", left)
-	}
+	eventually(t, "no ticket is left", func() bool { return q.waiting("k") == 0 })
 	if err := held.Release(t.Context()); err != nil {
 		t.Error(err)
 	}

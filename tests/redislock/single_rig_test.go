@@ -212,14 +212,15 @@ func (r *rig) residue() []string {
 func (r *rig) clean() {
 	r.Helper()
 	var left []string
-	for end := time.Now().Add(rigPatience); ; time.Sleep(5 * time.Millisecond) {
-		if left = r.residue(); len(left) == 0 {
-			return
+	defer func() {
+		if len(left) > 0 {
+			r.Logf("this is left: %s", left)
 		}
-		if time.Now().After(end) {
-			r.Fatalf("this is left: %s", left)
-		}
-	}
+	}()
+	r.until("nothing is left", func() bool {
+		left = r.residue()
+		return len(left) == 0
+	})
 }
 
 // load is a crowd that takes and releases locks without pause, and checks that

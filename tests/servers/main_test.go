@@ -23,11 +23,7 @@ const patience = 20 * time.Second
 // eventually waits until a condition holds.
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !cond(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never happened: %s", what)
-		}
-	}
+	servers.Until(t, what, cond)
 }
 
 // brief is a context for a question that stays without answer.

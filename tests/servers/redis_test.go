@@ -92,13 +92,16 @@ func TestRedisRestart(t *testing.T) {
 // Somebody else's socket on the port is waited for, and not taken for the server.
 func TestRedisPortInUse(t *testing.T) {
 	t.Parallel()
-	r := servers.StartRedis(t, nil)
-	r.Kill()
-	var c net.ListenConfig
-	l, err := c.Listen(t.Context(), "tcp", r.Addr())
-	if err != nil {
-		t.Skipf("the port was taken at once: %v", err)
-	}
+	var r *servers.Redis
+	var l net.Listener
+	eventually(t, "the port of a server that died is ours", func() bool {
+		r = servers.StartRedis(t, nil)
+		r.Kill()
+		var c net.ListenConfig
+		var err error
+		l, err = c.Listen(t.Context(), "tcp", r.Addr())
+		return err == nil
+	})
 	time.AfterFunc(100*time.Millisecond, func() { l.Close() })
 	r.Restart()
 	r.MustDo("PING")
