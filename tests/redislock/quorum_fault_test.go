@@ -715,6 +715,28 @@ func TestQuorumCallsPerPair(t *testing.T) {
 	}
 }
 
+// The queue of a node can vanish within a script, see TestSinglePartsExpireWithinScript.
+func TestQuorumQueueExpiresWithinScript(t *testing.T) {
+	t.Parallel()
+	q := startNodes(t, 3, nil)
+	if _, err := q.backend().Acquire(t.Context(), request("k", "a", 5*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all nodes have the grant", func() bool { return q.grants("k") == 3 })
+	admin := redis.NewClient(&redis.Options{Addr: q.servers[0].Addr()})
+	defer admin.Close()
+	name := record(q.prefix, "k")
+	second := time.Second.Microseconds()
+	reply, err := admin.Eval(t.Context(), source(t, admin, "quorum_head", "quorum_acquire"), []string{name, name + ":q", q.prefix + "!node"},
+		"b", second, "", 0, second, 0, 1, 0).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list, ok := reply.([]any); !ok || len(list) != 7 || list[0] != int64(0) || list[2] != "a" || list[6] == int64(0) {
+		t.Errorf("got %v, want a refusal with a place", reply)
+	}
+}
+
 // Who does not wait is not refused because of a lock that was released, though
 // one node does not know it yet and another does not answer.
 func TestQuorumTryAfterRelease(t *testing.T) {

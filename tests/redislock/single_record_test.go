@@ -2,6 +2,7 @@ package redislock_test
 
 import (
 	"context"
+	"crypto/sha1"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -750,6 +751,53 @@ func TestSingleClockSet(t *testing.T) {
 		token("kept", got.Token)
 		r.release(got)
 		r.end(m)
+	}
+}
+
+// source is a script of the package, put together of its parts. The server must know
+// it already.
+func source(t *testing.T, admin *redis.Client, parts ...string) string {
+	t.Helper()
+	var text strings.Builder
+	for _, part := range parts {
+		b, err := os.ReadFile(filepath.Join("..", "..", "backends", "redislock", "lua", part+".lua"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text.Write(b)
+	}
+	if known, err := admin.ScriptExists(t.Context(), fmt.Sprintf("%x", sha1.Sum([]byte(text.String())))).Result(); err != nil || !known[0] {
+		t.Fatalf("the server does not know a script of these parts: %v, %v", known, err)
+	}
+	return text.String()
+}
+
+// TTL5: a script sees the keys as of when it began, but PEXPIRE goes by the clock. So a
+// queue, or the holders, can vanish within the script, if the clock is set back by more
+// than they are kept for at that very moment. Here they are kept for no time at all.
+func TestSinglePartsExpireWithinScript(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	b := r.backend(redislock.Options{})
+	for _, tt := range []struct {
+		name string
+		mode driver.Mode
+		kept time.Duration // besides the TTL
+	}{{"queue", driver.Exclusive, 0}, {"holders", driver.Shared, -time.Hour}} {
+		if _, err := b.Acquire(t.Context(), driver.Request{Key: tt.name, Owner: "a", TTL: time.Minute, Mode: tt.mode, Limit: 1}); err != nil {
+			t.Fatal(err)
+		}
+		text := source(t, r.admin, "acquire", "acquire_wait", "tell", "queue", "acquire_slow")
+		name := record(r.prefix, tt.name)
+		reply, err := r.admin.Eval(t.Context(), text, []string{name, name + ":q", name + ":h"},
+			"b", time.Minute.Microseconds(), "", (time.Minute + tt.kept).Milliseconds(), "x1", time.Minute.Microseconds()).Result()
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		if list, ok := reply.([]any); !ok || len(list) != 6 || list[0] != int64(0) || list[5] == int64(0) {
+			t.Errorf("%s: got %v, want a refusal with a ticket", tt.name, reply)
+		}
 	}
 }
 

@@ -93,7 +93,7 @@ if ticket > 0 then
     before[i] = 's' .. id
   end
   if position == 0 then
-    position = call('ZRANK', queue, owner) + 1
+    position = (call('ZRANK', queue, owner) or 0) + 1 -- or it has vanished, see queue.lua
   elseif before[1] then
     for _, s in ipairs(call('HMGET', main, _G.unpack(before))) do
       if s and select(3, cmsgpack.unpack_limit(s, 2, 0)) > now then position = position + 1 end
@@ -105,9 +105,11 @@ if holder then
 end
 if kinds then
   local first = call('ZRANGE', holders, 0, 0, 'WITHSCORES')
-  local o = call('HGET', main, 'o' .. first[1])
-  local number = 0
-  if o then number = unpack(o) end
-  return {0, first[1], number, first[2] - now, position, ticket}
+  if first[1] then -- or they have vanished
+    local o = call('HGET', main, 'o' .. first[1])
+    local number = 0
+    if o then number = unpack(o) end
+    return {0, first[1], number, first[2] - now, position, ticket}
+  end
 end
 return {0, '', 0, 0, position, ticket}

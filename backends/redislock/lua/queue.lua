@@ -15,7 +15,9 @@
 -- KEYS[2] is the queue, owners by ticket, and KEYS[3] the holders counted in m,
 -- by expiry. All times are in us by the server's clock, which may be set: what
 -- then seems to last longer than it can is cut to what it can last. A TTL is
--- therefore that of the renewal by which the expiry came about.
+-- therefore that of the renewal by which the expiry came about. A script sees the
+-- keys as of when it began, but PEXPIRE goes by the clock: queue and holders vanish
+-- within it if that is set back meanwhile by more than they are kept for.
 --
 -- The first command changes nothing. A replica refuses it, so that nothing is
 -- answered which only a replica says.

@@ -86,7 +86,9 @@ if life > 0 then
     if back and at <= tonumber(back) then at = back + 1 end
   end
   enqueue(owner, life, ARGV[3], at, ARGV[4])
-  position = call('ZRANK', queue, owner) + 1
+  -- The queue vanishes if the clock is set back meanwhile by more than it is kept for:
+  -- PEXPIRE goes by the clock, and what a script sees by the time when it began.
+  position = (call('ZRANK', queue, owner) or 0) + 1
 end
 if holder then
   return {0, now, holder, token, expires - now, position, at}
