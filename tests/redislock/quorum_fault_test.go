@@ -828,7 +828,7 @@ func TestQuorumQueueOrder(t *testing.T) {
 	t.Parallel()
 	const ttl = time.Minute
 	q := startNodes(t, 3, nil)
-	long := func(o *redislock.QuorumOptions) { o.MaxTTL = ttl }
+	long := func(o *redislock.QuorumOptions) { o.MaxTTL, o.LivenessWindow = ttl, ttl } // nobody asks again
 	b := q.backend(long)
 	lease, err := b.Acquire(t.Context(), request("k", "a", ttl))
 	if err != nil {
