@@ -129,6 +129,9 @@ func (b *Backend) Acquire(ctx context.Context, req driver.Request) (driver.Lease
 	reply, acked, err := b.calls.do(&call{
 		ctx: ctx, script: acquireScript, keys: lockKeys(record), args: args, ack: true, owner: req.Owner,
 	})
+	if is(err, ProblemForeign) {
+		return driver.Lease{}, b.undo(ctx, &req, err)
+	}
 	if err != nil {
 		return driver.Lease{}, err
 	}
@@ -148,10 +151,23 @@ func (b *Backend) takeBack(ctx context.Context, lease driver.Lease, acked int) e
 		Detail:  fmt.Sprintf("%d of %d replicas within %v", acked, b.opts.Replicas, b.opts.ReplicaTimeout),
 	}
 	if err := b.release(ctx, lease); err != nil && !errors.Is(err, driver.ErrLost) {
-		lost.Err = err
+		// That the removal had no effect must not be taken for that of the request.
+		lost.Err = fmt.Errorf("it may be there all the same: %v", err)
 		return lost
 	}
 	return fmt.Errorf("%w: %w", driver.ErrNotApplied, lost)
+}
+
+// undo removes what a script has written before it came upon something that is not
+// ours: the server keeps it.
+func (b *Backend) undo(ctx context.Context, req *driver.Request, foreign error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackPatience)
+	defer cancel()
+	if err := b.release(ctx, driver.Lease{Key: req.Key, Owner: req.Owner}); err != nil && !is(err, ProblemForeign) {
+		// Neither error is wrapped: that either call had no effect is not known of both.
+		return fmt.Errorf("redislock: something may be left of the request (%v): %v", err, foreign)
+	}
+	return foreign
 }
 
 // takeBackPatience bounds the removal of a grant that does not count.

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -323,5 +325,57 @@ func TestRefusedRenewals(t *testing.T) {
 		if r.Err != nil {
 			t.Error(r.Err)
 		}
+	}
+}
+
+// unreachable lets no lone command through once it is closed: pipelines pass.
+type unreachable struct{ closed atomic.Bool }
+
+func (u *unreachable) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (u *unreachable) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (u *unreachable) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if !u.closed.Load() {
+			return next(ctx, cmd)
+		}
+		err := &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("refused by the test")}
+		cmd.SetErr(err)
+		return err
+	}
+}
+
+// A grant that was not acknowledged and could not be taken back either may be there:
+// that taking it back had no effect does not mean that the request had none.
+func TestUnacknowledgedGrantIsLeft(t *testing.T) {
+	t.Parallel()
+	s := servers.StartRedis(t, nil)
+	client := redis.NewClient(&redis.Options{Addr: s.Addr()})
+	defer client.Close()
+	hook := &unreachable{}
+	client.AddHook(hook)
+	b, err := redislock.New(client, &redislock.Options{Prefix: newPrefix(), Replicas: 1, ReplicaTimeout: 20 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	_, err = b.Acquire(t.Context(), request("k", "a", time.Minute))
+	if !problem(err, redislock.ProblemAcknowledgement, driver.ErrNotApplied) {
+		t.Fatalf("got %v, want a grant that was taken back", err)
+	}
+	hook.closed.Store(true)
+	_, err = b.Acquire(t.Context(), request("k", "b", time.Minute))
+	if !problem(err, redislock.ProblemAcknowledgement, err) || errors.Is(err, driver.ErrNotApplied) || errors.Is(err, driver.ErrInvalid) {
+		t.Errorf("got %v, want an unknown outcome", err)
+	}
+	hook.closed.Store(false)
+	if info, err := b.Inspect(t.Context(), "k"); err != nil || len(info.Holders) != 1 {
+		t.Errorf("%+v, %v: this test should have left a grant", info, err)
+	}
+	if err := b.Release(t.Context(), driver.Lease{Key: "k", Owner: "b"}); err != nil {
+		t.Error(err)
 	}
 }

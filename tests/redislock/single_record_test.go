@@ -801,6 +801,40 @@ func TestSinglePartsExpireWithinScript(t *testing.T) {
 	}
 }
 
+// A script that comes upon something foreign after it has written leaves nothing of
+// what it wrote, as the caller is told that the request had no effect.
+func TestSingleForeignTicketLeavesNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	b := r.backend(redislock.Options{})
+	ask := func(owner string, mode driver.Mode) error {
+		_, err := b.Acquire(t.Context(), driver.Request{Key: "k", Owner: owner, TTL: time.Minute, Mode: mode, Limit: 1, Enqueue: owner != "holder"})
+		return err
+	}
+	if err := ask("holder", driver.Exclusive); err != nil {
+		t.Fatal(err)
+	}
+	for _, owner := range []string{"first", "foreign"} {
+		if err := ask(owner, driver.Exclusive); !errors.Is(err, driver.ErrHeld) {
+			t.Fatal(err)
+		}
+	}
+	name := record(r.prefix, "k")
+	if err := r.admin.Eval(t.Context(), "return redis.call('HSET', KEYS[1], 'sforeign', cmsgpack.pack('x'))", []string{name}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := ask("late", driver.Shared); !problem(err, redislock.ProblemForeign, driver.ErrInvalid) {
+		t.Errorf("got %v, want a foreign key", err)
+	}
+	ids, err := r.admin.ZRange(t.Context(), name+":q", 0, -1).Result()
+	if err != nil || !slices.Equal(ids, []string{"first", "foreign"}) {
+		t.Errorf("in the queue are %q, %v", ids, err)
+	}
+	if there, err := r.admin.HExists(t.Context(), name, "slate").Result(); err != nil || there {
+		t.Errorf("a ticket is left: %v, %v", there, err)
+	}
+}
+
 // The same without a clock that can be set: the records are written as an
 // earlier clock would have, an hour ahead of now.
 func TestSingleClockSetBack(t *testing.T) {
