@@ -378,6 +378,7 @@ func TestQuorumReleasePart(t *testing.T) {
 	if err := b.Release(t.Context(), lease); err != nil {
 		t.Error(err)
 	}
+	b.Close() // waits for what is under way
 	q.isFree("k")
 }
 

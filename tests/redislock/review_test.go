@@ -73,6 +73,7 @@ func TestQuorumWaiterKeepsRecord(t *testing.T) {
 	if _, err := b.Acquire(t.Context(), request("k", "a", 24*time.Hour)); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "all nodes have the grant", func() bool { return q.grants("k") == 3 })
 	check := func(when string) {
 		t.Helper()
 		for n, s := range q.servers {
@@ -87,10 +88,12 @@ func TestQuorumWaiterKeepsRecord(t *testing.T) {
 	if _, err := b.Acquire(t.Context(), wait); !errors.Is(err, driver.ErrHeld) {
 		t.Fatal(err)
 	}
+	eventually(t, "all nodes have the ticket", func() bool { return q.waiting("k") == 3 })
 	check("with a waiter")
 	if _, err := b.Acquire(t.Context(), request("k", "a", time.Second)); err != nil {
 		t.Fatal(err)
 	}
+	b.Close() // waits for what is under way
 	check("after a repetition")
 }
 
@@ -242,6 +245,21 @@ func TestQuorumCancelledWaiters(t *testing.T) {
 	}
 }
 
+// voteAtOnce checks that no node waits for a time before it votes.
+func (q *nodes) voteAtOnce() {
+	q.t.Helper()
+	for n, s := range q.servers {
+		var mark any
+		eventually(q.t, "the node is marked", func() bool { // which a majority does not wait for
+			mark = s.MustDo("GET", q.prefix+"!node")
+			return mark != nil
+		})
+		if !strings.HasPrefix(fmt.Sprint(mark), "0") {
+			q.t.Errorf("node %d votes only after %v", n, mark)
+		}
+	}
+}
+
 // A new quorum begins at once, however many ask at the same time.
 func TestQuorumBeginsInCrowd(t *testing.T) {
 	t.Parallel()
@@ -259,11 +277,7 @@ func TestQuorumBeginsInCrowd(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		for n, s := range q.servers {
-			if mark := s.MustDo("GET", q.prefix+"!node"); !strings.HasPrefix(fmt.Sprint(mark), "0") {
-				t.Errorf("round %d: node %d votes only after %v", round, n, mark)
-			}
-		}
+		q.voteAtOnce()
 		if n := failed.Load(); n > 0 {
 			t.Logf("round %d: %d calls failed", round, n)
 		}
@@ -341,11 +355,7 @@ func TestQuorumBeginsThoughGivenUp(t *testing.T) {
 		if _, err := b.Acquire(t.Context(), request("k", "a", 4*time.Second)); err != nil {
 			t.Errorf("round %d: %v", round, err)
 		}
-		for n, s := range q.servers {
-			if mark := fmt.Sprint(s.MustDo("GET", q.prefix+"!node")); !strings.HasPrefix(mark, "0") {
-				t.Errorf("round %d: node %d votes only after %s", round, n, mark)
-			}
-		}
+		q.voteAtOnce()
 	}
 }
 
