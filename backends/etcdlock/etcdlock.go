@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-dlm/dlm"
 	"github.com/go-dlm/dlm/driver"
+	"github.com/go-dlm/dlm/driver/flow"
 )
 
 // Backend keeps locks in an etcd cluster. It is safe for concurrent use.
@@ -29,8 +30,8 @@ type Backend struct {
 	// the ones and takes the others.
 	acquiring, releasing sharer
 
-	trying  *turns // for a lock's permits, without waiting
-	looking *turns // at a lock
+	trying  *flow.Turns // for a lock's permits, without waiting
+	looking *flow.Turns // at a lock
 
 	mu        sync.Mutex
 	ended     bool
@@ -89,6 +90,11 @@ type entry struct {
 const (
 	// maxLooks is how often a call looks again because something has changed.
 	maxLooks = 50
+	// maxLooking is how many calls about one lock ask the store at the same time.
+	// Each may have to list all who wait for the lock. If a thousand ask at once,
+	// the last answer comes when its caller has given up and asks again, and the
+	// renewals of leases are as late. A call that has not been sent costs nothing.
+	maxLooking = 16
 	// front is how near to the head a waiter always asks the store; those behind
 	// are told again what they were told before, for up to trust, as long as the
 	// watch stands that tells when they move up.
@@ -113,11 +119,11 @@ func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 		wake:    make(chan struct{}, 1),
 		entries: make(map[id]*entry), sessions: make(map[int64]*session), retired: make(map[*session]struct{}),
 		byLease: make(map[clientv3.LeaseID]*session), making: make(map[int64]*making), listeners: make(map[string]*listener),
-		trying: newTurns(1), looking: newTurns(maxLooking),
+		trying: flow.NewTurns(1), looking: flow.NewTurns(maxLooking),
 	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
-	b.acquiring.ctx, b.acquiring.commit = b.ctx, b.commit
-	b.releasing.ctx, b.releasing.commit = b.ctx, b.commit
+	b.acquiring.init(b.ctx, b.commit)
+	b.releasing.init(b.ctx, b.commit)
 	return b, nil
 }
 
@@ -178,7 +184,7 @@ func (b *Backend) Acquire(ctx context.Context, req driver.Request) (driver.Lease
 	if !req.Enqueue && req.Limit > 1 {
 		// Whether there is a permit to be had can only be seen, and the attempt
 		// fails if somebody else makes one at the same time: not we ourselves.
-		leave, err := b.trying.take(ctx, req.Key)
+		leave, err := b.trying.Take(ctx, req.Key)
 		if err != nil {
 			return driver.Lease{}, err
 		}
@@ -298,7 +304,7 @@ func (a *acquisition) lookAgain(rev int64) (driver.Lease, bool, error) {
 	if known && req.Enqueue {
 		return driver.Lease{}, false, &place
 	}
-	leave, err := b.looking.take(a.ctx, req.Key)
+	leave, err := b.looking.Take(a.ctx, req.Key)
 	if err != nil {
 		return driver.Lease{}, false, a.readFailed(a.ctx.Err())
 	}
@@ -358,7 +364,7 @@ func (a *acquisition) create() (driver.Lease, bool, error) {
 
 	base, end := lockBase(prefix, req.Key), lockEnd(prefix, req.Key)
 	mine := limitBase(prefix, req.Key, req.Limit)
-	leave, err := b.looking.take(a.ctx, req.Key)
+	leave, err := b.looking.Take(a.ctx, req.Key)
 	if err != nil {
 		return driver.Lease{}, false, err
 	}

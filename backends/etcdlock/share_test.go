@@ -17,8 +17,12 @@ import (
 	"github.com/go-dlm/dlm/driver"
 )
 
-// delay is how long the server of these tests takes.
-const delay = 5 * time.Millisecond
+const (
+	// delay is how long the server of these tests takes.
+	delay = 5 * time.Millisecond
+	// maxUnderWay is how many requests package flow sends at a time.
+	maxUnderWay = 2
+)
 
 // fakeStore answers transactions, and notes what it was sent: the keys that each
 // request deletes, with one of them as it is and several in parentheses.
@@ -34,8 +38,9 @@ type fakeStore struct {
 
 func newFakeStore() *fakeStore {
 	f := &fakeStore{}
-	f.ctx, f.cancel = context.WithCancel(context.Background())
-	f.commit = f.answer
+	ctx, cancel := context.WithCancel(context.Background())
+	f.cancel = cancel
+	f.init(ctx, f.answer)
 	return f
 }
 
@@ -133,30 +138,12 @@ func TestShare(t *testing.T) {
 		name string
 		run  func(t *testing.T, f *fakeStore)
 	}{
-		{"lone calls go alone", func(t *testing.T, f *fakeStore) {
-			for range 3 {
-				start := time.Now()
-				ok(t, f.delete(f.ctx, "a"))
-				if d := time.Since(start); d != delay {
-					t.Errorf("it took %v", d)
-				}
-			}
-			f.want(t, "a", "a", "a")
-		}},
 		{"calls that meet share a request", func(t *testing.T, f *fakeStore) {
 			f.busy()
 			a, b, c := f.delete(f.ctx, "a"), f.delete(f.ctx, "b"), f.delete(f.ctx, "c")
 			f.want(t)
 			ok(t, a, b, c)
 			f.want(t, "(a b c)")
-		}},
-		{"a lock is not in a request twice, and nobody waits for the one after", func(t *testing.T, f *fakeStore) {
-			f.busy()
-			a, b := f.delete(f.ctx, "a"), f.delete(f.ctx, "b")
-			again := f.delete(f.ctx, "a")
-			f.want(t, "a")
-			ok(t, a, b, again)
-			f.want(t, "a", "(a b)")
 		}},
 		{"what is in a hurry does not wait", func(t *testing.T, f *fakeStore) {
 			f.busy()
@@ -180,23 +167,6 @@ func TestShare(t *testing.T) {
 					t.Errorf("%d in one request", n)
 				}
 			}
-		}},
-		{"requests that hang do not hold up others for long", func(t *testing.T, f *fakeStore) {
-			hang := func(ctx context.Context, names []string) error {
-				if !strings.HasPrefix(names[0], "busy") {
-					return nil
-				}
-				<-ctx.Done()
-				return ctx.Err()
-			}
-			f.fail = hang
-			f.busy()
-			start := time.Now()
-			ok(t, f.delete(f.ctx, "a"))
-			if d := time.Since(start); d != stalled+delay {
-				t.Errorf("it took %v", d)
-			}
-			f.want(t, "a")
 		}},
 		{"a canceled call that was not sent", func(t *testing.T, f *fakeStore) {
 			f.busy()

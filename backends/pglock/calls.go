@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-dlm/dlm/driver"
@@ -26,8 +27,10 @@ var errNoReply = errors.New("no reply yet")
 // same owner. What breaks by itself or takes longer than adriftPatience may still
 // come late; it then ends with its TTL, or with its ticket.
 type calls struct {
-	db   database
-	opts *Options
+	db     database
+	opts   *Options
+	ctx    context.Context // ends when the backend is closed
+	cancel context.CancelFunc
 
 	mu sync.Mutex
 	// adrift are the calls that were given up after they had been sent, by owner.
@@ -43,10 +46,16 @@ type call struct {
 	done   chan struct{} // closed when rows and err are set
 	rows   []row
 	err    error
+
+	// Of one that shares a statement, or waits to:
+	asks []string
+	with atomic.Pointer[company] // set when it is sent
 }
 
 func newCalls(db database, opts *Options) *calls {
-	return &calls{db: db, opts: opts, adrift: make(map[string][]*call)}
+	c := &calls{db: db, opts: opts, adrift: make(map[string][]*call)}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c
 }
 
 // do makes a statement. The owner is set for acquisitions: nothing waits for the
@@ -175,6 +184,7 @@ func (c *calls) await(ctx context.Context, owner string) error {
 
 // close ends what is adrift.
 func (c *calls) close() {
+	c.cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true

@@ -32,13 +32,14 @@
 //
 // # Guarantees
 //
-// Every call is one statement, a function in the database, and one round trip. A
-// key's row is locked for the time of the call, so that calls on one key follow each
-// other, and keys do not know of each other. A release hands the key over to the
-// head of its queue in the same transaction, and tells that waiter's manager
-// through NOTIFY. Waiters hold no connection, and are served in the order in which
-// the server saw them. Each manager that has had to wait has one connection that
-// listens, beside the pool's.
+// Every call is one statement, a function in the database, and one round trip. Calls
+// of one backend that meet share a statement, if each is simply granted or given up;
+// the others among them take a second round trip. A key's row is locked for the time
+// of the call, so that calls on one key follow each other, and keys do not know of
+// each other. A release hands the key over to the head of its queue in the same
+// transaction, and tells that waiter's manager through NOTIFY. Waiters hold no
+// connection, and are served in the order in which the server saw them. Each manager
+// that has had to wait has one connection that listens, beside the pool's.
 //
 // Where no notifications arrive, waiters look for themselves every
 // [Options.PollInterval]: over database/sql, behind a pooler in transaction mode

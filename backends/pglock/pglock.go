@@ -15,17 +15,25 @@ import (
 
 	"github.com/go-dlm/dlm"
 	"github.com/go-dlm/dlm/driver"
+	"github.com/go-dlm/dlm/driver/flow"
 )
 
 // backend is what all backends of the package share.
 type backend struct {
-	opts   Options
-	calls  *calls
-	setup  setup
-	turns  turns
+	opts  Options
+	calls *calls
+	setup setup
+	// turns lets the acquisitions of the backend ask for a key one after another. All
+	// of them would lock the key's row, and the server would have the holder's release
+	// wait among them: each that waits there for a second has the server look for
+	// deadlocks, which takes the longer the more there are. Releases and renewals do
+	// not wait for a turn.
+	turns  *flow.Turns
 	st     statements
 	closed chan struct{}
 	ended  atomic.Bool
+	// acquiring and releasing are of what is simply granted and given up.
+	acquiring, releasing sharer
 }
 
 // Backend keeps locks in a database that it reaches through a pool of pgx. It is
@@ -101,11 +109,14 @@ func (b *backend) init(o Options, db database) {
 	b.calls = newCalls(db, &b.opts)
 	b.setup = setup{turn: make(chan struct{}, 1)}
 	b.st = b.opts.statements()
+	b.turns = flow.NewTurns(1)
 	b.closed = make(chan struct{})
+	b.acquiring.init(b.calls, b.st.acquireMany, b.opts.kept())
+	b.releasing.init(b.calls, b.st.releaseMany, b.opts.kept())
 }
 
 // statements are what the backend asks the server.
-type statements struct{ acquire, release, extend, force, list *statement }
+type statements struct{ acquire, acquireMany, release, releaseMany, extend, force, list *statement }
 
 func (o *Options) statements() statements {
 	st := func(name, text string) *statement {
@@ -114,7 +125,9 @@ func (o *Options) statements() statements {
 	return statements{
 		acquire: st("acquire", `SELECT a.status, a.number, encode(a.holder, 'hex'), a.remaining, a.place, a.ticket
 			FROM FUNCTION($1::bytea, $2::bytea, $3::bigint, $4::text, $5::bigint::int, $6::bigint::int, $7::bigint, $8::bigint) a`),
-		release: st("release", `SELECT FUNCTION($1::bytea, $2::bytea, $3::bigint, $4::bigint)`),
+		acquireMany: st("acquire_many", `SELECT a.place, a.token FROM FUNCTION($1::text, $2::text, $3::text, $4::text, $5::bigint) a`),
+		release:     st("release", `SELECT FUNCTION($1::bytea, $2::bytea, $3::bigint, $4::bigint)`),
+		releaseMany: st("release_many", `SELECT a FROM FUNCTION($1::text, $2::text, $3::text, $4::bigint) a`),
 		extend: st("extend", `SELECT array_to_string(FUNCTION(string_to_array($1::text, ','), string_to_array($2::text, ','),
 			string_to_array($3::text, ','), string_to_array($4::text, ','), $5::bigint), ',')`),
 		force: st("force", `SELECT encode(a.owner, 'hex'), a.token, a.mode, a.ttl, a.held, a.remaining
@@ -157,10 +170,23 @@ func (b *backend) Acquire(ctx context.Context, req driver.Request) (driver.Lease
 	if req.Enqueue {
 		life = b.opts.ticketLife()
 	}
-	if err := b.turns.enter(ctx, req.Key); err != nil {
+	leave, err := b.turns.Take(ctx, req.Key)
+	if err != nil {
 		return driver.Lease{}, err
 	}
-	defer b.turns.leave(req.Key)
+	defer leave()
+	if req.Mode == driver.Exclusive && req.Limit == 1 {
+		r, end, err := b.acquiring.do(ctx, req.Key, req.Owner,
+			hexed(req.Key), hexed(req.Owner), decimal(micros(req.TTL)), b.opts.channel(req.Manager))
+		if end == nil {
+			if err != nil {
+				return driver.Lease{}, err
+			}
+			f := &scanner{row: r}
+			return driver.Lease{Key: req.Key, Owner: req.Owner, Token: f.int(), TTL: req.TTL}, f.err
+		}
+		defer end()
+	}
 	rows, err := b.calls.do(ctx, req.Owner, b.st.acquire,
 		bytea(req.Key), bytea(req.Owner), micros(req.TTL), b.opts.channel(req.Manager),
 		int64(req.Mode), int64(req.Limit), micros(life), b.opts.kept())
@@ -194,6 +220,11 @@ var errStrange = errors.New("pglock: strange answer")
 // encoding and its collation do not matter, and that they sort as they should.
 func bytea(s string) []byte { return append([]byte{}, s...) }
 
+// hexed and decimal make items of lists.
+func hexed(s string) string { return hex.EncodeToString([]byte(s)) }
+
+func decimal(n int64) string { return strconv.FormatInt(n, 10) }
+
 // Extend implements [driver.Backend].
 func (b *backend) Extend(ctx context.Context, batch []driver.Renewal) {
 	if len(batch) == 0 {
@@ -214,8 +245,7 @@ func (b *backend) extend(ctx context.Context, batch []driver.Renewal) error {
 	for i := range batch {
 		l := &batch[i].Lease
 		for j, text := range [4]string{
-			hex.EncodeToString([]byte(l.Key)), hex.EncodeToString([]byte(l.Owner)),
-			strconv.FormatInt(l.Token, 10), strconv.FormatInt(micros(l.TTL), 10),
+			hexed(l.Key), hexed(l.Owner), decimal(l.Token), decimal(micros(l.TTL)),
 		} {
 			if i > 0 {
 				lists[j].WriteByte(',')
@@ -264,6 +294,13 @@ func (b *backend) Release(ctx context.Context, lease driver.Lease) error {
 	if err := b.calls.await(ctx, lease.Owner); err != nil {
 		return err
 	}
+	if lease.Token != 0 {
+		_, end, err := b.releasing.do(ctx, lease.Key, "", hexed(lease.Key), hexed(lease.Owner), decimal(lease.Token))
+		if end == nil {
+			return err
+		}
+		defer end()
+	}
 	rows, err := b.calls.do(ctx, "", b.st.release, bytea(lease.Key), bytea(lease.Owner), lease.Token, b.opts.kept())
 	if err != nil {
 		return err
@@ -279,6 +316,8 @@ func (b *backend) Close() error {
 	if !b.ended.Swap(true) {
 		close(b.closed)
 		b.calls.close()
+		b.acquiring.close()
+		b.releasing.close()
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 
 // SchemaVersion is the version of tables and functions that this version of the
 // package works with.
-const SchemaVersion = 2
+const SchemaVersion = 3
 
 // oldest is the oldest version of PostgreSQL that the functions are made for, as
 // server_version_num.
@@ -64,8 +64,8 @@ func (o *Options) schema() string {
 func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 
 // CreateSchema makes the tables and functions in a database, unless they are
-// there, and brings those of version 1 up to date; clients that know version 1
-// only then refuse to work. The user needs the right to create the schema, or to
+// there, and brings those of an earlier version up to date; clients that know only
+// that one then refuse to work. The user needs the right to create the schema, or to
 // create in it if it is there. Tables of a newer version are an error that matches
 // [driver.ErrInvalid]: a [*ServerError] with [ProblemSchemaVersion].
 func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {

@@ -1,4 +1,4 @@
--- Schema of package pglock, version 2. It may be run again, and over version 1.
+-- Schema of package pglock, version 3. It may be run again, and over earlier versions.
 --
 -- What the tables mean:
 --
@@ -574,6 +574,101 @@ BEGIN
 	RETURN dlm.release_slow_v1(p_key, p_owner, p_token, p_kept);
 END $$;
 
+-- What calls that meet have in common: each text is a list, with commas between.
+-- Those that are not simply granted, or released, are left out, and have no effect:
+-- they are made again, alone. Keys that others work on are passed over, so that
+-- nobody waits for them in company.
+
+-- Grants keys that nobody holds or waits for, each to one exclusive holder. Answers
+-- with the place of each in the lists, from 1 on, and its token.
+CREATE OR REPLACE FUNCTION dlm.acquire_many_v1(
+	p_keys text, p_owners text, p_ttls text, p_managers text, p_kept bigint, OUT place bigint, OUT token bigint
+) RETURNS SETOF record LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+#variable_conflict use_column
+DECLARE
+	t      bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+	keys   text[] := string_to_array(p_keys, ',');
+	owners text[] := string_to_array(p_owners, ',');
+	ttls   text[] := string_to_array(p_ttls, ',');
+	names  text[] := string_to_array(p_managers, ',');
+	done   int;
+	number bigint;
+	floor  bigint;
+	made   bytea[];
+BEGIN
+	PERFORM dlm.isolation_v1();
+	RETURN QUERY
+	WITH asked AS MATERIALIZED (
+		SELECT decode(u.key, 'hex') AS key, decode(u.owner, 'hex') AS owner, u.ttl::bigint AS ttl, u.manager, u.place
+		FROM unnest(keys, owners, ttls, names) WITH ORDINALITY AS u(key, owner, ttl, manager, place)),
+	free AS MATERIALIZED (
+		SELECT a.* FROM asked a JOIN dlm.keys x ON x.key = a.key
+		WHERE NOT x.waiting AND NOT x.many AND (x.owner IS NULL OR x.expires <= t)
+		FOR UPDATE OF x SKIP LOCKED)
+	UPDATE dlm.keys x SET
+		last = dlm.number_v1(x.last, t), token = dlm.number_v1(x.last, t),
+		stays = dlm.stays_v1(x.stays, t, f.ttl + p_kept), mode = 0, permits = 1, owner = f.owner, ttl = f.ttl,
+		since = t, expires = t + f.ttl, manager = f.manager
+	FROM free f WHERE x.key = f.key
+	RETURNING f.place, x.token;
+	GET DIAGNOSTICS done = ROW_COUNT;
+	IF done = cardinality(keys) THEN
+		RETURN;
+	END IF;
+
+	-- Keys that come anew, in their order, since another that makes the same key is
+	-- waited for.
+	number := dlm.number_v1(0, t);
+	WITH asked AS MATERIALIZED (
+		SELECT decode(u.key, 'hex') AS key, decode(u.owner, 'hex') AS owner, u.ttl::bigint AS ttl, u.manager
+		FROM unnest(keys, owners, ttls, names) AS u(key, owner, ttl, manager)),
+	fresh AS (
+		INSERT INTO dlm.keys
+		SELECT a.key, number, 0, dlm.stays_v1(0, t, a.ttl + p_kept), false, false, 0, 1, a.owner, number, a.ttl, t, t + a.ttl, a.manager
+		FROM asked a WHERE NOT EXISTS (SELECT FROM dlm.keys x WHERE x.key = a.key) ORDER BY a.key
+		ON CONFLICT DO NOTHING RETURNING key)
+	SELECT array_agg(f.key) INTO made FROM fresh f;
+	IF made IS NULL THEN
+		RETURN;
+	END IF;
+	-- Sweeps that deleted the keys have ended by now, and this sees what they noted.
+	SELECT m.floor INTO floor FROM dlm.meta m WHERE m.id = 1;
+	IF floor >= number THEN
+		number := dlm.number_v1(floor, t);
+		UPDATE dlm.keys x SET last = number, token = number WHERE x.key = ANY (made);
+	END IF;
+	RETURN QUERY
+	SELECT u.place, x.token
+	FROM unnest(keys, owners) WITH ORDINALITY AS u(key, owner, place)
+	JOIN dlm.keys x ON x.key = decode(u.key, 'hex') AND x.owner = decode(u.owner, 'hex')
+	WHERE x.key = ANY (made);
+	IF random() < 0.1 * cardinality(made) THEN
+		PERFORM dlm.sweep_v1(greatest(20, 2 * cardinality(made)));
+	END IF;
+END $$;
+
+-- Gives up grants of keys that nobody waits for. Answers with the place of each.
+CREATE OR REPLACE FUNCTION dlm.release_many_v1(p_keys text, p_owners text, p_tokens text, p_kept bigint) RETURNS SETOF bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+#variable_conflict use_column
+DECLARE
+	t bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+BEGIN
+	PERFORM dlm.isolation_v1();
+	RETURN QUERY
+	WITH asked AS MATERIALIZED (
+		SELECT decode(u.key, 'hex') AS key, decode(u.owner, 'hex') AS owner, u.token::bigint AS token, u.place
+		FROM unnest(string_to_array(p_keys, ','), string_to_array(p_owners, ','), string_to_array(p_tokens, ','))
+			WITH ORDINALITY AS u(key, owner, token, place)),
+	held AS MATERIALIZED (
+		SELECT x.key, a.place FROM asked a JOIN dlm.keys x ON x.key = a.key AND x.owner = a.owner AND x.token = a.token
+		WHERE x.expires > t AND NOT x.waiting
+		FOR UPDATE OF x SKIP LOCKED)
+	UPDATE dlm.keys x SET owner = NULL, stays = dlm.stays_v1(x.stays, t, p_kept)
+	FROM held h WHERE x.key = h.key
+	RETURNING h.place;
+END $$;
+
 -- Renews grants, in the order of their keys, so that two batches do not wait for
 -- each other. Answers for each, in the order given: 1, or 0 if it is not there,
 -- or 2 if others hold the key.
@@ -1021,5 +1116,5 @@ BEGIN
 	RETURN 1;
 END $$;
 
-INSERT INTO dlm.meta VALUES (1, 2, 0) ON CONFLICT DO NOTHING;
-UPDATE dlm.meta SET version = 2 WHERE id = 1 AND version < 2;
+INSERT INTO dlm.meta VALUES (1, 3, 0) ON CONFLICT DO NOTHING;
+UPDATE dlm.meta SET version = 3 WHERE id = 1 AND version < 3;

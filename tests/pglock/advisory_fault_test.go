@@ -709,19 +709,25 @@ func TestAdvisoryOrphan(t *testing.T) {
 		t.Helper()
 		c.proxy.Hold(servers.Down)
 		defer c.proxy.Resume()
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		req := request(owner, driver.Exclusive)
 		req.TTL = 2 * time.Second
-		if _, err := a.Acquire(ctx, req); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, driver.ErrNotApplied) {
+		failed := make(chan error, 1)
+		go func() {
+			_, err := a.Acquire(ctx, req)
+			failed <- err
+		}()
+		r.until("it is held", func() bool {
+			info, err := b.Inspect(t.Context(), "k")
+			return err == nil && len(info.Holders) == 1 && info.Holders[0].Owner == owner
+		})
+		cancel()
+		if err := <-failed; !errors.Is(err, context.Canceled) || errors.Is(err, driver.ErrNotApplied) {
 			t.Fatalf("%v", err)
 		}
 	}
 	leave("a")
-	r.until("it is held", func() bool {
-		info, err := b.Inspect(t.Context(), "k")
-		return err == nil && len(info.Holders) == 1
-	})
 	r.unlocked(2)
 	leave("b")
 	lease, err := a.Acquire(t.Context(), request("b", driver.Exclusive))
@@ -741,26 +747,34 @@ func TestAdvisoryOrphan(t *testing.T) {
 	r.unlocked(2)
 }
 
-// The tables of version 1 are brought up to date.
-func TestAdvisorySchemaUpgrade(t *testing.T) {
+// Tables of earlier versions are brought up to date, with the locks in them.
+func TestSchemaUpgrade(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	lease, err := r.backend().Acquire(t.Context(), driver.Request{Key: "k", Owner: "a", TTL: time.Minute, Limit: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.s.MustDo("postgres", "drop table dlm.adv_holds, dlm.adv_tickets cascade; drop sequence dlm.adv_numbers; update dlm.meta set version = 1")
-	a := r.advisory(r.pool(""), nil)
-	_, err = a.Acquire(t.Context(), request("a", driver.Exclusive))
-	if e, ok := errors.AsType[*pglock.ServerError](err); !ok || e.Problem != pglock.ProblemSchemaVersion {
-		t.Errorf("%v, want %s", err, pglock.ProblemSchemaVersion)
-	}
-	if err := pglock.CreateSchema(t.Context(), r.pool(""), nil); err != nil {
-		t.Fatal(err)
-	}
-	warmUp(t, a)
-	if err := r.backend().Release(t.Context(), lease); err != nil {
-		t.Errorf("a lock in the tables of version 1: %v", err)
+	const (
+		version2 = "drop function dlm.acquire_many_v1, dlm.release_many_v1; update dlm.meta set version = 2;"
+		version1 = version2 + "drop table dlm.adv_holds, dlm.adv_tickets cascade; drop sequence dlm.adv_numbers; update dlm.meta set version = 1"
+	)
+	for _, older := range []string{version1, version2} {
+		lease, err := r.backend().Acquire(t.Context(), alone("k", "a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.s.MustDo("postgres", older)
+		a, b := r.advisory(r.pool(""), nil), r.backend()
+		_, errAdvisory := a.Acquire(t.Context(), request("a", driver.Exclusive))
+		for _, err := range []error{errAdvisory, b.Release(t.Context(), lease)} {
+			if e, ok := errors.AsType[*pglock.ServerError](err); !ok || e.Problem != pglock.ProblemSchemaVersion {
+				t.Errorf("%v, want %s", err, pglock.ProblemSchemaVersion)
+			}
+		}
+		if err := pglock.CreateSchema(t.Context(), r.pool(""), nil); err != nil {
+			t.Fatal(err)
+		}
+		warmUp(t, a)
+		if err := b.Release(t.Context(), lease); err != nil {
+			t.Errorf("a lock in the older tables: %v", err)
+		}
 	}
 }
 

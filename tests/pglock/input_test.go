@@ -102,7 +102,7 @@ func TestWrongSetup(t *testing.T) {
 		text      string
 	}{
 		{"missing schema", s.URL("empty"), pglock.ProblemNoSchema, "schema", `"dlm"."meta"`},
-		{"older schema", s.URL("old"), pglock.ProblemSchemaVersion, "schema", "version 0, must have 2"},
+		{"older schema", s.URL("old"), pglock.ProblemSchemaVersion, "schema", "version 0, must have 3"},
 		{"newer schema", s.URL("new"), pglock.ProblemSchemaVersion, "schema", "version 99"},
 		{"schema without a version", s.URL("bare"), pglock.ProblemSchemaVersion, "schema", "no row"},
 		{"missing rights", s.URLFor("secret", "right", "postgres"), pglock.ProblemPermission, "rights", `INSERT on "dlm"."keys"`},

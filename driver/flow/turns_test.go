@@ -1,4 +1,4 @@
-package etcdlock
+package flow
 
 import (
 	"context"
@@ -17,12 +17,12 @@ func TestTurns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		ts := newTurns(2)
+		ts := NewTurns(2)
 		var began []string
 		take := func(ctx context.Context, name string, d time.Duration) <-chan error {
 			done := make(chan error, 1)
 			go func() {
-				leave, err := ts.take(ctx, "k")
+				leave, err := ts.Take(ctx, "k")
 				if err == nil {
 					ts.mu.Lock()
 					began = append(began, name)
@@ -39,7 +39,7 @@ func TestTurns(t *testing.T) {
 		a, b := take(t.Context(), "a", 10*time.Millisecond), take(t.Context(), "b", 20*time.Millisecond)
 		c, gone, d := take(t.Context(), "c", time.Hour), take(ctx, "gone", 0), take(t.Context(), "d", time.Hour)
 		e := take(t.Context(), "e", 0)
-		if leave, err := ts.take(t.Context(), "other"); err != nil {
+		if leave, err := ts.Take(t.Context(), "other"); err != nil {
 			t.Error(err)
 		} else {
 			leave()
@@ -70,4 +70,34 @@ func TestTurns(t *testing.T) {
 			t.Errorf("%d keys are left", len(ts.keys))
 		}
 	})
+}
+
+// Whose turn comes while it gives up passes it on.
+func TestTurnIsPassedOn(t *testing.T) {
+	t.Parallel()
+	for range 200 {
+		ts := NewTurns(1)
+		leave, err := ts.Take(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			if leave, err := ts.Take(ctx, "k"); err == nil {
+				leave()
+			}
+		}()
+		go cancel()
+		leave()
+		<-ended
+		if leave, err = ts.Take(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		leave()
+		if len(ts.keys) != 0 {
+			t.Fatal("something is left behind")
+		}
+	}
 }

@@ -1,4 +1,4 @@
-package etcdlock
+package flow
 
 import (
 	"context"
@@ -10,20 +10,13 @@ import (
 	"github.com/go-dlm/dlm/driver"
 )
 
-const (
-	// maxLooking is how many calls about one lock ask the store at the same time.
-	// Each may have to list all who wait for the lock. If a thousand ask at once,
-	// the last answer comes when its caller has given up and asks again, and the
-	// renewals of leases are as late. A call that has not been sent costs nothing.
-	maxLooking = 16
-	// turnLasts is when a turn is over for the others though it goes on: it may
-	// have been sent to a member that hangs.
-	turnLasts = time.Second
-)
+// turnLasts is when a turn is over for the others though it goes on: it may have
+// been sent to a server that hangs.
+const turnLasts = time.Second
 
-// turns lets some callers at a time do something about a key. The others follow
-// in the order in which they came.
-type turns struct {
+// Turns lets some callers at a time do something about a key. The others follow in
+// the order in which they came. It is safe for concurrent use; [NewTurns] makes one.
+type Turns struct {
 	most int
 
 	mu   sync.Mutex
@@ -36,10 +29,12 @@ type turn struct {
 	waiting []chan struct{} // each is closed when its turn has come
 }
 
-func newTurns(most int) *turns { return &turns{most: most, keys: make(map[string]*turn)} }
+// NewTurns returns Turns for so many callers at a time.
+func NewTurns(most int) *Turns { return &Turns{most: most, keys: make(map[string]*turn)} }
 
-// take waits for a turn, which leave ends.
-func (t *turns) take(ctx context.Context, key string) (leave func(), err error) {
+// Take waits for a turn at a key, which leave ends. If the context ends before, the
+// error matches that of the context and [driver.ErrNotApplied].
+func (t *Turns) Take(ctx context.Context, key string) (leave func(), err error) {
 	t.mu.Lock()
 	k := t.keys[key]
 	if k == nil {
@@ -66,10 +61,10 @@ func (t *turns) take(ctx context.Context, key string) (leave func(), err error) 
 	} else {
 		t.next(key, k)
 	}
-	return nil, fmt.Errorf("%w: etcdlock: %w", driver.ErrNotApplied, ctx.Err())
+	return nil, fmt.Errorf("%w: other requests for the key are not answered: %w", driver.ErrNotApplied, ctx.Err())
 }
 
-func (t *turns) taken(key string, k *turn) (leave func()) {
+func (t *Turns) taken(key string, k *turn) (leave func()) {
 	over := func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -84,7 +79,7 @@ func (t *turns) taken(key string, k *turn) (leave func()) {
 }
 
 // next passes a turn on. The mutex is held.
-func (t *turns) next(key string, k *turn) {
+func (t *Turns) next(key string, k *turn) {
 	if len(k.waiting) > 0 {
 		close(k.waiting[0])
 		k.waiting = slices.Delete(k.waiting, 0, 1)
