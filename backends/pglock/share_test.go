@@ -59,7 +59,7 @@ func (s fakeSession) query(ctx context.Context, _ *statement, args []any) ([]row
 	var rows []row
 	for i, ask := range slices.Backward(strings.Split(text, ",")) {
 		if !strings.HasPrefix(ask, "no") {
-			rows = append(rows, row{[]byte(fmt.Sprint(i + 1)), []byte(ask)})
+			rows = append(rows, row{fmt.Append(nil, i+1), []byte(ask)})
 		}
 	}
 	select {
