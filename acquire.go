@@ -40,7 +40,7 @@ func (m *Manager) acquire(ctx context.Context, key string, ttl time.Duration, op
 	if err != nil {
 		e.Kind = EventAcquireFailed
 	} else {
-		e.Value, e.Token = l.Value, l.Token
+		e.Value, e.Token, e.Mode = l.Value, l.Token, l.Mode
 	}
 	m.observe(e)
 	return l, err
@@ -170,9 +170,9 @@ func (m *Manager) reenter(ctx context.Context, g *grant, req *driver.Request, ma
 		m.mu.Unlock()
 		return nil, nil
 	}
-	if g.mode != req.Mode || g.limit != req.Limit {
+	if err := g.admits(req); err != nil {
 		m.mu.Unlock()
-		return nil, invalidf("the owner already holds %q as a lock of another kind (%s, limit %d)", g.key, g.mode, g.limit)
+		return nil, err
 	}
 	l := g.newLock(now)
 	if maxHold > 0 {
@@ -199,6 +199,19 @@ func (m *Manager) reenter(ctx context.Context, g *grant, req *driver.Request, ma
 		return l, nil
 	}
 	return nil, errors.Join(err, m.release(context.WithoutCancel(ctx), l))
+}
+
+// admits says why an owner's grant does not serve a further request of its own,
+// or returns nil. An exclusive lock is as good as a shared one; the other way
+// round the owner would wait for itself.
+func (g *grant) admits(req *driver.Request) error {
+	switch {
+	case g.limit != req.Limit:
+		return &LimitError{Key: g.key, Want: req.Limit, Have: g.limit}
+	case g.mode == Shared && req.Mode == Exclusive:
+		return &UpgradeError{Key: g.key, Token: g.token}
+	}
+	return nil
 }
 
 // run asks the store until it has the grant, and leaves nothing behind if it

@@ -161,14 +161,17 @@ type AcquireOptions struct {
 }
 
 // checkKey reports what is wrong with a key.
-func checkKey(key string) error {
+func checkKey(key string) error { return checkKeyAs("key", key) }
+
+// checkKeyAs reports what is wrong with a key that goes by this name.
+func checkKeyAs(name, key string) error {
 	switch {
 	case key == "":
-		return invalidf("key is empty")
+		return invalidf("%s is empty", name)
 	case len(key) > MaxKeyLen:
-		return invalidf("key has %d bytes, must have at most %d", len(key), MaxKeyLen)
+		return invalidf("%s has %d bytes, must have at most %d", name, len(key), MaxKeyLen)
 	case !utf8.ValidString(key):
-		return invalidf("key %q is not valid UTF-8", key)
+		return invalidf("%s %q is not valid UTF-8", name, key)
 	}
 	return nil
 }

@@ -24,4 +24,7 @@
 //	err = dlm.WithDistributedLock(ctx, m, "payment:42", 30*time.Second, func(ctx context.Context) error {
 //		return charge(ctx) // ctx ends if the lock is lost
 //	})
+//
+// Limits across machines are a [Semaphore], many readers or one writer a
+// [ReadWriteLock], several keys at once a [MultiLock].
 package dlm

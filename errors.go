@@ -85,6 +85,24 @@ func (e *LockConflictError) Error() string {
 // Unwrap returns [ErrHeld].
 func (e *LockConflictError) Unwrap() error { return ErrHeld }
 
+// UpgradeError says that an owner (see [WithOwner]) asked for a key exclusively
+// that it holds shared: it would wait for itself. It must release the shared lock
+// first, and take into account that others may come between. It matches
+// [ErrInvalid].
+type UpgradeError struct {
+	Key string
+	// Token is that of the shared lock.
+	Token int64
+}
+
+func (e *UpgradeError) Error() string {
+	return fmt.Sprintf("%v: the owner holds %q shared (token %d), and would wait for itself to have it exclusively",
+		ErrInvalid, e.Key, e.Token)
+}
+
+// Unwrap returns [ErrInvalid].
+func (e *UpgradeError) Unwrap() error { return ErrInvalid }
+
 // Error is what the methods of [Manager] and [Lock] return: what was tried,
 // on which key and backend, and why it failed.
 type Error struct {

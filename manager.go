@@ -13,7 +13,7 @@ import (
 )
 
 // LockManager is what patterns and wrappers build on. [*Manager] implements
-// it, and so does every wrapper of one.
+// it, and so does every wrapper of one. Its locks are those of a [Manager].
 type LockManager interface {
 	// AcquireLock takes the key, waiting in its queue until the context ends.
 	AcquireLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error)
@@ -24,6 +24,19 @@ type LockManager interface {
 	ReleaseLock(ctx context.Context, lock *Lock) error
 	// ExtendLock renews a lock, see [Lock.Extend].
 	ExtendLock(ctx context.Context, lock *Lock, ttl time.Duration) error
+}
+
+// OptionsManager is a [LockManager] whose locks can be taken with options, which
+// semaphores and read-write locks need. [*Manager] implements it, and so does a
+// wrapper that is to carry these patterns.
+type OptionsManager interface {
+	LockManager
+	// Acquire takes the key as the options say, see [Manager.Acquire].
+	Acquire(ctx context.Context, key string, ttl time.Duration, opts *AcquireOptions) (*Lock, error)
+	// GetLock tells who holds the key and who waits, see [Manager.GetLock].
+	GetLock(ctx context.Context, key string) (*LockInfo, error)
+	// Properties describes the store.
+	Properties() driver.Properties
 }
 
 // Manager takes, renews and releases locks on one store. It is safe for
@@ -59,7 +72,7 @@ type Manager struct {
 	events  eventQueue
 }
 
-var _ LockManager = (*Manager)(nil)
+var _ OptionsManager = (*Manager)(nil)
 
 // ownedKey finds a lock for re-entry.
 type ownedKey struct{ key, owner string }

@@ -10,7 +10,9 @@ type ownerKey struct{}
 // WithOwner returns a context that carries an owner for re-entry: an
 // acquisition of a key that the same manager already holds for the same owner
 // succeeds at once, with the same Value and Token and a handle of its own; the
-// key is freed when the last handle is released.
+// key is freed when the last handle is released. An owner that holds a key
+// exclusively and asks for it shared gets a further handle of its exclusive
+// lock; the other way round it gets an [*UpgradeError] at once.
 //
 // The id is compared within one manager only. It proves nothing to the store,
 // where every acquisition has a unique value: two managers with the same
