@@ -4,8 +4,10 @@ go 1.26.0
 
 require (
 	github.com/go-dlm/dlm v0.0.0
+	github.com/go-dlm/dlm/backends/pglock v0.0.0
 	github.com/go-dlm/dlm/backends/redislock v0.0.0
 	github.com/go-dlm/dlm/backends/sqlitelock v0.0.0
+	github.com/jackc/pgx/v5 v5.13.0
 	github.com/redis/go-redis/v9 v9.23.0
 )
 
@@ -13,11 +15,16 @@ require (
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/dustin/go-humanize v1.1.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
+	github.com/jackc/pgpassfile v1.0.0 // indirect
+	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
+	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/mattn/go-isatty v0.0.24 // indirect
 	github.com/ncruces/go-strftime v1.1.0 // indirect
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
 	go.uber.org/atomic v1.12.0 // indirect
+	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/sys v0.49.0 // indirect
+	golang.org/x/text v0.41.0 // indirect
 	modernc.org/libc v1.80.1 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.12.1 // indirect
@@ -29,3 +36,5 @@ replace github.com/go-dlm/dlm => ..
 replace github.com/go-dlm/dlm/backends/sqlitelock => ../backends/sqlitelock
 
 replace github.com/go-dlm/dlm/backends/redislock => ../backends/redislock
+
+replace github.com/go-dlm/dlm/backends/pglock => ../backends/pglock

@@ -17,6 +17,7 @@ redis-sentinel  redis-sentinel
 etcd            etcd-server
 postgres        postgresql
 pgbouncer       pgbouncer
+mariadbd        mariadb-server
 java            openjdk-17-jre-headless
 /usr/share/java/zookeeper.jar  libzookeeper-java
 '

@@ -9,7 +9,8 @@
 //
 // [StartRedis] and [StartMasters] start independent servers, [StartSentinel] a
 // primary with replicas and three sentinels, [StartCluster] a Redis Cluster.
-// [StartZooKeeper] starts a ZooKeeper server or an ensemble.
+// [StartZooKeeper] starts a ZooKeeper server or an ensemble, [StartPostgres] a
+// PostgreSQL server, [StartMariaDB] a MariaDB server.
 // [StartProxy] puts a [Proxy] in front of any TCP server.
 //
 // Servers listen on 127.0.0.1, on random ports that they keep over restarts, and

@@ -8,6 +8,9 @@
 //     and requires no module.
 //   - No backend imports another; their tests may use the reference model,
 //     memlock.
+//   - Nobody but programs, tests and packages under fence imports fence, which is
+//     for the resources that locks protect, not for locks. Package fence imports
+//     only dlm of the core module; its tests may use memlock.
 //   - No module imports an internal package of another.
 //   - Packages whose name does not end in "test" do not link package testing,
 //     not even through others. Modules under tests are exempt.
@@ -33,6 +36,9 @@ import (
 )
 
 const core = "github.com/go-dlm/dlm"
+
+// fence is the side of the resources.
+const fence = core + "/fence"
 
 // golden names the list of dependencies in a module's directory.
 const golden = "deps.golden"
@@ -154,6 +160,18 @@ func (p *pkg) faults(modules []string) []string {
 			report("imports %s, but no backend may import another", imp)
 		}
 	}
+	for _, imp := range p.Imports {
+		if in(p.ImportPath, fence) && in(imp, core) && imp != core && !in(imp, fence) {
+			report("imports %s, but the fence may import only %s", imp, core)
+		}
+	}
+	if !in(p.ImportPath, fence) && !program(p.ImportPath) {
+		for _, imp := range slices.Concat(p.Imports, tests) {
+			if in(imp, fence) {
+				report("imports %s, which is for resources and not for locks", imp)
+			}
+		}
+	}
 	if slices.Contains(p.Deps, "testing") && !strings.HasSuffix(path.Base(p.ImportPath), "test") && !in(mod, core+"/tests") {
 		report("links package testing")
 	}
@@ -214,6 +232,12 @@ func owner(modules []string, imp string) string {
 func standard(imp string) bool {
 	first, _, _ := strings.Cut(imp, "/")
 	return !strings.Contains(first, ".")
+}
+
+// program says whether an import path is or may be that of a program, or of a test
+// of all together.
+func program(imp string) bool {
+	return in(imp, core+"/cmd") || in(imp, core+"/examples") || in(imp, core+"/tests")
 }
 
 func internal(imp string) bool { return strings.Contains(imp+"/", "/internal/") }

@@ -10,7 +10,9 @@ import (
 
 func TestFaults(t *testing.T) {
 	t.Parallel()
-	modules := []string{core, core + "/backends/xlock", core + "/backends/ylock", core + "/observe/prom", core + "/tests"}
+	modules := []string{
+		core, core + "/backends/xlock", core + "/backends/ylock", core + "/fence/redisfence", core + "/observe/prom", core + "/tests",
+	}
 	for _, tt := range []struct {
 		name string
 		pkg  pkg
@@ -31,6 +33,14 @@ func TestFaults(t *testing.T) {
 		{"an internal package of core", pkg{ImportPath: core + "/observe/prom", Imports: []string{core + "/internal/clock"}}, "internal to another module"},
 		{"an internal package of its own", pkg{ImportPath: core + "/observe/prom", Imports: []string{core + "/observe/prom/internal"}}, ""},
 		{"an internal package of a dependency", pkg{ImportPath: core + "/observe/prom", Imports: []string{"example.com/x/internal"}}, ""},
+		{"fence imports core", pkg{ImportPath: core + "/fence", Imports: []string{core, "net/http"}}, ""},
+		{"fence imports another package of core", pkg{ImportPath: core + "/fence", Imports: []string{core + "/driver"}}, "may import only"},
+		{"fence's tests import the model", pkg{ImportPath: core + "/fence", XTestImports: []string{core + "/memlock"}}, ""},
+		{"a guard imports fence", pkg{ImportPath: core + "/fence/redisfence", Imports: []string{core, core + "/fence"}}, ""},
+		{"a guard imports a backend", pkg{ImportPath: core + "/fence/redisfence", Imports: []string{core + "/backends/xlock"}}, "may import only"},
+		{"core imports fence", pkg{ImportPath: core, Imports: []string{core + "/fence"}}, "for resources and not for locks"},
+		{"a backend's tests import fence", pkg{ImportPath: core + "/backends/xlock", XTestImports: []string{core + "/fence"}}, "for resources and not for locks"},
+		{"the tests module imports fence", pkg{ImportPath: core + "/tests/x", Imports: []string{core + "/fence", core + "/fence/redisfence"}}, ""},
 		{"links testing", pkg{ImportPath: core + "/observe/prom", Deps: []string{"testing"}}, "links package testing"},
 		{"a test package links testing", pkg{ImportPath: core + "/driver/drivertest", Deps: []string{"testing"}}, ""},
 		{"the tests module links testing", pkg{ImportPath: core + "/tests/chaos", Deps: []string{"testing"}}, ""},
