@@ -13,7 +13,7 @@ import (
 )
 
 // LockManager is what patterns and wrappers build on. [*Manager] implements
-// it, and so does every wrapper of one.
+// it, and so does every wrapper of one. Its locks are those of a [Manager].
 type LockManager interface {
 	// AcquireLock takes the key, waiting in its queue until the context ends.
 	AcquireLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error)
@@ -24,6 +24,19 @@ type LockManager interface {
 	ReleaseLock(ctx context.Context, lock *Lock) error
 	// ExtendLock renews a lock, see [Lock.Extend].
 	ExtendLock(ctx context.Context, lock *Lock, ttl time.Duration) error
+}
+
+// OptionsManager is a [LockManager] whose locks can be taken with options, which
+// semaphores and read-write locks need. [*Manager] implements it, and so does a
+// wrapper that is to carry these patterns.
+type OptionsManager interface {
+	LockManager
+	// Acquire takes the key as the options say, see [Manager.Acquire].
+	Acquire(ctx context.Context, key string, ttl time.Duration, opts *AcquireOptions) (*Lock, error)
+	// GetLock tells who holds the key and who waits, see [Manager.GetLock].
+	GetLock(ctx context.Context, key string) (*LockInfo, error)
+	// Properties describes the store.
+	Properties() driver.Properties
 }
 
 // Manager takes, renews and releases locks on one store. It is safe for
@@ -59,7 +72,7 @@ type Manager struct {
 	events  eventQueue
 }
 
-var _ LockManager = (*Manager)(nil)
+var _ OptionsManager = (*Manager)(nil)
 
 // ownedKey finds a lock for re-entry.
 type ownedKey struct{ key, owner string }
@@ -358,7 +371,8 @@ func (m *Manager) wrap(op, key string, err error) error {
 
 // Close releases all locks that are held, ends every wait, and closes the
 // backend. Held locks are lost with ReasonClosed before the store is asked.
-// What could not be released is named in the error, and ends with its TTL.
+// What could not be released is named in the error, and ends with its TTL, as do
+// the ticks that a [Once] holds.
 //
 // Close returns when nothing of the manager runs any more, or when the context
 // ends. Later calls of any method, Close included, return [ErrClosed]. If ctx
@@ -385,6 +399,7 @@ func (m *Manager) close(ctx context.Context) error {
 		locks = append(locks, g.locks...)
 		m.keeper.lose(g, ReasonClosed, ErrClosed)
 	}
+	held = slices.DeleteFunc(held, func(g *grant) bool { return g.kept })
 	m.mu.Unlock()
 	if alive && slices.ContainsFunc(locks, func(l *Lock) bool { return l.ownContext(ctx) }) {
 		var cancel context.CancelFunc
