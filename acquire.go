@@ -34,7 +34,10 @@ func (m *Manager) acquire(ctx context.Context, key string, ttl time.Duration, op
 	}
 	defer m.calls.Done()
 
-	a := acquisition{m: m, req: req, maxHold: maxHold}
+	a := acquisition{m: m, req: req, maxHold: maxHold, label: m.cfg.Label}
+	if opts != nil && opts.Label != "" {
+		a.label = opts.Label
+	}
 	l, err := a.enter(ctx)
 	e := Event{Kind: EventAcquired, Key: key, Mode: req.Mode, Waited: a.queued, Duration: m.clock.now() - began, Err: err}
 	if err != nil {
@@ -67,6 +70,7 @@ type acquisition struct {
 	m       *Manager
 	req     driver.Request
 	maxHold time.Duration
+	label   string
 
 	asked    instant // start of the last Acquire that the store answered
 	ticket   int64   // from that answer
@@ -218,7 +222,7 @@ func (g *grant) admits(req *driver.Request) error {
 // fails.
 func (a *acquisition) run(ctx context.Context) (*grant, error) {
 	m := a.m
-	a.req.Owner = newValue(m.cfg.Label)
+	a.req.Owner = newValue(a.label)
 	if a.req.Enqueue {
 		// Events can arrive as soon as the store has seen the request.
 		a.waiter = m.addWaiter(a.req.Owner)

@@ -103,7 +103,7 @@ func (c *LockConfig) withDefaults() (LockConfig, error) {
 	if cfg.AutoRenew == Off && cfg.RenewInterval != 0 {
 		return cfg, invalidf("LockConfig.RenewInterval is %v, but AutoRenew is Off", cfg.RenewInterval)
 	}
-	if err := checkLabel(cfg.Label); err != nil {
+	if err := checkLabel("LockConfig.Label", cfg.Label); err != nil {
 		return cfg, err
 	}
 	if cfg.RetryInterval == 0 {
@@ -121,12 +121,13 @@ func (c *LockConfig) withDefaults() (LockConfig, error) {
 	return cfg, nil
 }
 
-func checkLabel(label string) error {
+// checkLabel reports what is wrong with a label; name says whose it is.
+func checkLabel(name, label string) error {
 	if len(label) > maxLabelLen {
-		return invalidf("LockConfig.Label has %d bytes, must have at most %d", len(label), maxLabelLen)
+		return invalidf("%s has %d bytes, must have at most %d", name, len(label), maxLabelLen)
 	}
 	if !utf8.ValidString(label) || strings.ContainsFunc(label, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
-		return invalidf("LockConfig.Label %q must be printable UTF-8 without spaces", label)
+		return invalidf("%s %q must be printable UTF-8 without spaces", name, label)
 	}
 	return nil
 }
@@ -135,7 +136,7 @@ func defaultLabel() string {
 	pid := strconv.Itoa(os.Getpid())
 	host, err := os.Hostname()
 	label := host + ":" + pid
-	if err != nil || checkLabel(label) != nil {
+	if err != nil || checkLabel("", label) != nil {
 		return "pid:" + pid
 	}
 	return label
@@ -158,6 +159,9 @@ type AcquireOptions struct {
 	// MaxHold replaces LockConfig.MaxHold for this lock if it is not zero. On
 	// re-entry, the nearest end counts for all nested locks.
 	MaxHold time.Duration
+	// Label replaces LockConfig.Label for this lock if it is not empty. On
+	// re-entry it is ignored: the lock keeps its value.
+	Label string
 }
 
 // checkKey reports what is wrong with a key.
@@ -194,6 +198,14 @@ func (c *LockConfig) checkRenewInterval(ttl time.Duration) error {
 	return nil
 }
 
+// checkAutoRenew refuses a manager that does not renew its locks.
+func (c *LockConfig) checkAutoRenew(what string) error {
+	if c.AutoRenew == Off {
+		return invalidf("LockConfig.AutoRenew is Off, must be On for %s", what)
+	}
+	return nil
+}
+
 // driftMargin is how much earlier than the store a lock's deadline falls: one
 // percent for clocks that run at different rates, and a millisecond for the
 // resolution of timers, as in Redis's description of Redlock.
@@ -213,6 +225,9 @@ func (o *AcquireOptions) request(key string, ttl time.Duration, p *driver.Proper
 	}
 	if opts.MaxHold < 0 || opts.MaxHold > MaxTTL {
 		return req, invalidf("AcquireOptions.MaxHold is %v, must be between 0 and %v", opts.MaxHold, MaxTTL)
+	}
+	if err := checkLabel("AcquireOptions.Label", opts.Label); err != nil {
+		return req, err
 	}
 	if opts.Limit > 1 {
 		if opts.Shared {

@@ -430,7 +430,7 @@ func (m *Manager) interval(ttl time.Duration) time.Duration {
 // that began at start. A little chance keeps managers that started together
 // from staying in step.
 func (m *Manager) planRenewal(g *grant, start, now instant) {
-	if m.cfg.AutoRenew == Off {
+	if m.cfg.AutoRenew == Off || g.ending {
 		g.renewAt = forever
 		return
 	}
@@ -441,6 +441,7 @@ func (m *Manager) planRenewal(g *grant, start, now instant) {
 	if left := g.deadline - now; g.renewAt > now+left/10*9 {
 		g.renewAt = now + left/2
 	}
+	g.slack = g.deadline - g.renewAt
 }
 
 // backoff is the pause after a number of failures in a row.

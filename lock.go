@@ -72,8 +72,11 @@ type grant struct {
 	deadline instant
 	maxEnd   instant // end of the longest hold allowed, or forever
 	renewAt  instant // when to renew next, or forever
+	slack    instant // from the renewal that was planned when deadline was set to deadline
 	failures int     // failed renewals since the last success
 	lastErr  error   // of the last failed renewal
+	ending   bool    // it is not renewed any more
+	kept     bool    // the manager leaves it in the store as it closes
 
 	due    instant       // when the keeper looks at it next
 	slot   int           // index in the keeper's heap, or -1
@@ -266,6 +269,47 @@ func (l *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	}
 	m := l.g.m
 	return m.wrap("extend", l.Key, m.extend(ctx, l, ttl))
+}
+
+// lease returns the lock's deadline, how long before it the next renewal was to
+// be when it was set, and the present instant.
+func (l *Lock) lease() (deadline, slack, now instant) {
+	if l.g == nil {
+		return 0, 0, 0
+	}
+	m := l.g.m
+	now = m.clock.exactly()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return min(l.g.deadline, l.g.maxEnd), l.g.slack, now
+}
+
+// keep makes the lease outlive its manager: Close ends the lock, but leaves the
+// lease in the store, where it lasts until its TTL has run out. Where leases
+// belong to a session, it ends with the session all the same.
+func (l *Lock) keep() {
+	if l.g == nil {
+		return
+	}
+	l.g.m.mu.Lock()
+	defer l.g.m.mu.Unlock()
+	l.g.kept = true
+}
+
+// finalize stops the renewal of the lock if its lease lasts until then without,
+// in the store as well. Where leases belong to a session, it does nothing: the
+// session may be older than the lease.
+func (l *Lock) finalize(until time.Time) {
+	if l.g == nil || l.g.m.props.SessionLeases || l.Deadline().Before(until) {
+		return
+	}
+	l.g.m.mu.Lock()
+	defer l.g.m.mu.Unlock()
+	l.g.ending = true
+	l.g.renewAt = forever
+	if l.err == nil {
+		l.g.m.keeper.schedule(l.g)
+	}
 }
 
 // Release gives the lock up. Its Done channel closes before the store is

@@ -371,7 +371,8 @@ func (m *Manager) wrap(op, key string, err error) error {
 
 // Close releases all locks that are held, ends every wait, and closes the
 // backend. Held locks are lost with ReasonClosed before the store is asked.
-// What could not be released is named in the error, and ends with its TTL.
+// What could not be released is named in the error, and ends with its TTL, as do
+// the ticks that a [Once] holds.
 //
 // Close returns when nothing of the manager runs any more, or when the context
 // ends. Later calls of any method, Close included, return [ErrClosed]. If ctx
@@ -398,6 +399,7 @@ func (m *Manager) close(ctx context.Context) error {
 		locks = append(locks, g.locks...)
 		m.keeper.lose(g, ReasonClosed, ErrClosed)
 	}
+	held = slices.DeleteFunc(held, func(g *grant) bool { return g.kept })
 	m.mu.Unlock()
 	if alive && slices.ContainsFunc(locks, func(l *Lock) bool { return l.ownContext(ctx) }) {
 		var cancel context.CancelFunc

@@ -3,6 +3,7 @@ package dlm
 import (
 	"context"
 	"crypto/rand"
+	"strings"
 )
 
 type ownerKey struct{}
@@ -34,4 +35,13 @@ func ownerFrom(ctx context.Context) string {
 // people, and at least 128 random bits.
 func newValue(label string) string {
 	return label + "/" + rand.Text()
+}
+
+// labelOf returns the label within a value.
+func labelOf(value string) string {
+	// The random part has no slash, but a label may have some.
+	if i := strings.LastIndexByte(value, '/'); i >= 0 {
+		return value[:i]
+	}
+	return value
 }

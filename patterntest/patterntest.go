@@ -28,6 +28,8 @@ var patterns = []pattern{
 	{"Semaphore", semaphores},
 	{"ReadWriteLock", readWriteLocks},
 	{"MultiLock", multiLocks},
+	{"LeaderElection", elections},
+	{"Once", onces},
 }
 
 // Run runs the suite, each case as a parallel subtest of t.
