@@ -16,10 +16,15 @@ import (
 	"github.com/go-dlm/dlm/driver/flow"
 )
 
-// maxShared bounds the transactions that go together. A server allows 128
-// operations, those of nested transactions counted along their path; there are two
-// for the rights of each.
-const maxShared = 50
+const (
+	// maxUnderWay is how many requests of one kind are on their way before others
+	// wait to go together.
+	maxUnderWay = 2
+	// maxShared bounds the transactions that go together. A server allows 128
+	// operations, those of nested transactions counted along their path; there are
+	// two for the rights of each.
+	maxShared = 50
+)
 
 // sharer sends transactions. Those that are made while others are on their way
 // go out together, nested in one, and so share an entry of the log; a lone one
@@ -63,7 +68,7 @@ type company struct {
 // init makes the sharer ready.
 func (s *sharer) init(ctx context.Context, commit func(context.Context, condition) (*pb.TxnResponse, int64, error)) {
 	s.ctx, s.commit = ctx, commit
-	s.batches = flow.NewBatcher(maxShared, s.send)
+	s.batches = flow.NewBatcher(maxShared, maxUnderWay, s.send)
 }
 
 // do carries out a transaction about a lock. It returns the answer with the
@@ -131,7 +136,13 @@ func (s *sharer) send(take func() []*call) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
 	s.mu.Lock()
-	batch = slices.DeleteFunc(batch, func(c *call) bool { return c.left })
+	batch = slices.DeleteFunc(batch, func(c *call) bool {
+		over := c.ctx.Err() != nil
+		if over && !c.left {
+			c.finish(nil, 0, notSent(c.ctx))
+		}
+		return over || c.left
+	})
 	with := &company{cancel: cancel, left: len(batch)}
 	for _, c := range batch {
 		c.with = with

@@ -17,12 +17,8 @@ import (
 	"github.com/go-dlm/dlm/driver"
 )
 
-const (
-	// delay is how long the server of these tests takes.
-	delay = 5 * time.Millisecond
-	// maxUnderWay is how many requests package flow sends at a time.
-	maxUnderWay = 2
-)
+// delay is how long the server of these tests takes.
+const delay = 5 * time.Millisecond
 
 // fakeStore answers transactions, and notes what it was sent: the keys that each
 // request deletes, with one of them as it is and several in parentheses.

@@ -93,9 +93,15 @@ func (c *calls) ask(ctx context.Context, text string) ([]row, error) {
 	return c.do(ctx, "", &statement{"", text})
 }
 
-// connect takes a connection out of the pool.
-func (c *calls) connect(ctx context.Context) (session, error) {
-	s, err := c.db.connect(ctx)
+// connect takes a connection out of the pool. A panic of what the user has hooked
+// into that is an error.
+func (c *calls) connect(ctx context.Context) (s session, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s, err = nil, fmt.Errorf("%w: pglock: the driver panicked: %v", driver.ErrNotApplied, p)
+		}
+	}()
+	s, err = c.db.connect(ctx)
 	if err != nil {
 		if over := ended(ctx, err); over != nil {
 			return nil, fmt.Errorf("%w: pglock: waiting for a connection: %w", driver.ErrNotApplied, over)

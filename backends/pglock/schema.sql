@@ -577,13 +577,19 @@ END $$;
 -- What calls that meet have in common: each text is a list, with commas between.
 -- Those that are not simply granted, or released, are left out, and have no effect:
 -- they are made again, alone. Keys that others work on are passed over, so that
--- nobody waits for them in company.
+-- nobody waits for them in company, except for one who makes the same key: not for
+-- long, as then all are refused (55P03).
 
 -- Grants keys that nobody holds or waits for, each to one exclusive holder. Answers
 -- with the place of each in the lists, from 1 on, and its token.
+--
+-- New keys come first, in their order: what is waited for there is another that
+-- makes the same key, and who waits holds nothing that anybody could wait for but
+-- keys that it makes. What comes after that waits for nobody. So there is no circle.
 CREATE OR REPLACE FUNCTION dlm.acquire_many_v1(
 	p_keys text, p_owners text, p_ttls text, p_managers text, p_kept bigint, OUT place bigint, OUT token bigint
-) RETURNS SETOF record LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) RETURNS SETOF record LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET lock_timeout = '100ms' AS $$
 #variable_conflict use_column
 DECLARE
 	t      bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
@@ -591,15 +597,42 @@ DECLARE
 	owners text[] := string_to_array(p_owners, ',');
 	ttls   text[] := string_to_array(p_ttls, ',');
 	names  text[] := string_to_array(p_managers, ',');
-	done   int;
-	number bigint;
+	number bigint := dlm.number_v1(0, t);
 	floor  bigint;
 	made   bytea[];
 BEGIN
 	PERFORM dlm.isolation_v1();
+	WITH asked AS MATERIALIZED (
+		SELECT decode(u.key, 'hex') AS key, decode(u.owner, 'hex') AS owner, u.ttl::bigint AS ttl, coalesce(u.manager, '') AS manager
+		FROM unnest(keys, owners, ttls, names) AS u(key, owner, ttl, manager)),
+	fresh AS (
+		INSERT INTO dlm.keys
+		SELECT a.key, number, 0, dlm.stays_v1(0, t, a.ttl + p_kept), false, false, 0, 1, a.owner, number, a.ttl, t, t + a.ttl, a.manager
+		FROM asked a WHERE NOT EXISTS (SELECT FROM dlm.keys x WHERE x.key = a.key) ORDER BY a.key
+		ON CONFLICT DO NOTHING RETURNING key)
+	SELECT array_agg(f.key) INTO made FROM fresh f;
+	IF made IS NOT NULL THEN
+		-- Sweeps that deleted the keys have ended by now, and this sees what they noted.
+		SELECT m.floor INTO floor FROM dlm.meta m WHERE m.id = 1;
+		IF floor >= number THEN
+			number := dlm.number_v1(floor, t);
+			UPDATE dlm.keys x SET last = number, token = number WHERE x.key = ANY (made);
+		END IF;
+		RETURN QUERY
+		SELECT u.place, x.token
+		FROM unnest(keys, owners) WITH ORDINALITY AS u(key, owner, place)
+		JOIN dlm.keys x ON x.key = decode(u.key, 'hex') AND x.owner = decode(u.owner, 'hex')
+		WHERE x.key = ANY (made);
+		IF random() < 0.1 * cardinality(made) THEN
+			PERFORM dlm.sweep_v1(greatest(20, 2 * cardinality(made)));
+		END IF;
+		IF cardinality(made) = cardinality(keys) THEN
+			RETURN;
+		END IF;
+	END IF;
 	RETURN QUERY
 	WITH asked AS MATERIALIZED (
-		SELECT decode(u.key, 'hex') AS key, decode(u.owner, 'hex') AS owner, u.ttl::bigint AS ttl, u.manager, u.place
+		SELECT decode(u.key, 'hex') AS key, decode(u.owner, 'hex') AS owner, u.ttl::bigint AS ttl, coalesce(u.manager, '') AS manager, u.place
 		FROM unnest(keys, owners, ttls, names) WITH ORDINALITY AS u(key, owner, ttl, manager, place)),
 	free AS MATERIALIZED (
 		SELECT a.* FROM asked a JOIN dlm.keys x ON x.key = a.key
@@ -611,45 +644,11 @@ BEGIN
 		since = t, expires = t + f.ttl, manager = f.manager
 	FROM free f WHERE x.key = f.key
 	RETURNING f.place, x.token;
-	GET DIAGNOSTICS done = ROW_COUNT;
-	IF done = cardinality(keys) THEN
-		RETURN;
-	END IF;
-
-	-- Keys that come anew, in their order, since another that makes the same key is
-	-- waited for.
-	number := dlm.number_v1(0, t);
-	WITH asked AS MATERIALIZED (
-		SELECT decode(u.key, 'hex') AS key, decode(u.owner, 'hex') AS owner, u.ttl::bigint AS ttl, u.manager
-		FROM unnest(keys, owners, ttls, names) AS u(key, owner, ttl, manager)),
-	fresh AS (
-		INSERT INTO dlm.keys
-		SELECT a.key, number, 0, dlm.stays_v1(0, t, a.ttl + p_kept), false, false, 0, 1, a.owner, number, a.ttl, t, t + a.ttl, a.manager
-		FROM asked a WHERE NOT EXISTS (SELECT FROM dlm.keys x WHERE x.key = a.key) ORDER BY a.key
-		ON CONFLICT DO NOTHING RETURNING key)
-	SELECT array_agg(f.key) INTO made FROM fresh f;
-	IF made IS NULL THEN
-		RETURN;
-	END IF;
-	-- Sweeps that deleted the keys have ended by now, and this sees what they noted.
-	SELECT m.floor INTO floor FROM dlm.meta m WHERE m.id = 1;
-	IF floor >= number THEN
-		number := dlm.number_v1(floor, t);
-		UPDATE dlm.keys x SET last = number, token = number WHERE x.key = ANY (made);
-	END IF;
-	RETURN QUERY
-	SELECT u.place, x.token
-	FROM unnest(keys, owners) WITH ORDINALITY AS u(key, owner, place)
-	JOIN dlm.keys x ON x.key = decode(u.key, 'hex') AND x.owner = decode(u.owner, 'hex')
-	WHERE x.key = ANY (made);
-	IF random() < 0.1 * cardinality(made) THEN
-		PERFORM dlm.sweep_v1(greatest(20, 2 * cardinality(made)));
-	END IF;
 END $$;
 
 -- Gives up grants of keys that nobody waits for. Answers with the place of each.
 CREATE OR REPLACE FUNCTION dlm.release_many_v1(p_keys text, p_owners text, p_tokens text, p_kept bigint) RETURNS SETOF bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
 	t bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;

@@ -2,20 +2,31 @@ package pglock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-dlm/dlm/driver"
 	"github.com/go-dlm/dlm/driver/flow"
 )
 
-// maxShared bounds the calls that share a statement.
-const maxShared = 64
+const (
+	// maxShared bounds the calls that share a statement.
+	maxShared = 64
+	// maxUnderWay is how many statements of one kind are on their way before calls
+	// wait to share one.
+	maxUnderWay = 4
+	// gatherPatience is how long calls that have met wait for a connection. Then
+	// each waits for one of its own.
+	gatherPatience = 50 * time.Millisecond
+)
 
 // sharer makes calls of one kind. Those that are made while others are on their way
 // share a statement, which does for each what it would do alone in the simplest
-// case, and leaves out the others: what was left out is made alone.
+// case, and leaves out the others. What was left out is made alone, and so are all
+// if the statement certainly had no effect: the reason may be one of them.
 type sharer struct {
 	calls   *calls
 	st      *statement
@@ -27,7 +38,7 @@ type sharer struct {
 // the calls ask, and the time for which keys are kept.
 func (s *sharer) init(c *calls, st *statement, kept int64) {
 	s.calls, s.st, s.kept = c, st, kept
-	s.batches = flow.NewBatcher(maxShared, s.send)
+	s.batches = flow.NewBatcher(maxShared, maxUnderWay, s.send)
 }
 
 // company is calls that share a statement.
@@ -73,12 +84,18 @@ func (s *sharer) do(ctx context.Context, key, owner string, asks ...string) (r r
 
 // send makes the statement of calls that have met.
 func (s *sharer) send(take func() []*call) {
-	session, err := s.calls.connect(s.calls.ctx)
+	ctx, cancel := context.WithTimeout(s.calls.ctx, gatherPatience)
+	session, err := s.calls.connect(ctx)
+	cancel()
 	batch := take()
-	if err == nil && len(batch) == 0 {
-		session.release()
-	} else if err == nil {
+	switch {
+	case err == nil && len(batch) > 1:
 		err = s.together(session, batch)
+	case err == nil:
+		session.release()
+	}
+	if errors.Is(err, driver.ErrNotApplied) {
+		err = nil
 	}
 	for _, k := range batch {
 		k.err = err
@@ -121,11 +138,10 @@ func (s *sharer) together(on session, batch []*call) error {
 	return nil
 }
 
-// close ends the sharer, after its calls. Nothing goes on when it returns.
+// close ends the sharer, after its calls. What is on its way ends by itself.
 func (s *sharer) close() {
 	for _, k := range s.batches.Close() {
 		k.err = driver.ErrClosed
 		s.calls.landed(k)
 	}
-	s.batches.Wait()
 }

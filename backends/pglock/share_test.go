@@ -15,18 +15,15 @@ import (
 	"github.com/go-dlm/dlm/driver"
 )
 
-const (
-	// statementTime is how long the server of these tests takes.
-	statementTime = 5 * time.Millisecond
-	// maxUnderWay is how many requests package flow sends at a time.
-	maxUnderWay = 2
-)
+// statementTime is how long the server of these tests takes.
+const statementTime = 5 * time.Millisecond
 
 // fakeDatabase answers shared statements: each call gets its text back, unless that
 // begins with "no".
 type fakeDatabase struct {
 	free   chan struct{} // a place for each connection
 	broken error         // of each attempt to connect
+	hook   func()        // called by each of them
 	answer func(ctx context.Context, rows []row) ([]row, error)
 	sent   []string
 }
@@ -35,6 +32,9 @@ func (d *fakeDatabase) careful() {}
 func (d *fakeDatabase) direct()  {}
 
 func (d *fakeDatabase) connect(ctx context.Context) (session, error) {
+	if d.hook != nil {
+		d.hook()
+	}
 	select {
 	case d.free <- struct{}{}:
 		if d.broken != nil {
@@ -127,6 +127,19 @@ func (r *shareRig) begin() {
 	synctest.Wait()
 }
 
+// busy takes all connections, and idle gives them back.
+func (r *shareRig) busy() {
+	for range cap(r.db.free) {
+		r.db.free <- struct{}{}
+	}
+}
+
+func (r *shareRig) idle() {
+	for range cap(r.db.free) {
+		<-r.db.free
+	}
+}
+
 func (r *shareRig) want(done <-chan answered, text string, alone bool) {
 	r.Helper()
 	a := <-done
@@ -166,12 +179,27 @@ func TestSharer(t *testing.T) {
 				r.Errorf("sent %q", r.db.sent)
 			}
 		}},
-		{"an error is that of all", func(r *shareRig) {
-			r.db.answer = func(context.Context, []row) ([]row, error) { return nil, &pgconn.PgError{Code: "40P01"} }
+		{"what has no effect is made alone", func(r *shareRig) {
+			r.db.answer = func(context.Context, []row) ([]row, error) { return nil, &pgconn.PgError{Code: "55P03"} }
 			a, b := r.call(r.Context(), "a"), r.call(r.Context(), "b")
 			r.begin()
-			r.wantError(a, true, driver.ErrNotApplied)
-			r.wantError(b, true, driver.ErrNotApplied)
+			r.want(a, "", true)
+			r.want(b, "", true)
+		}},
+		{"what is wrong with the server is told to all", func(r *shareRig) {
+			r.db.answer = func(context.Context, []row) ([]row, error) { return nil, &pgconn.PgError{Code: stateNoFunction} }
+			a, b := r.call(r.Context(), "a"), r.call(r.Context(), "b")
+			r.begin()
+			r.wantError(a, false, driver.ErrInvalid)
+			r.wantError(b, false, driver.ErrInvalid)
+		}},
+		{"one that has met nobody goes alone", func(r *shareRig) {
+			a := r.call(r.Context(), "a")
+			r.begin()
+			r.want(a, "", true)
+			if len(r.db.sent) > 0 {
+				r.Errorf("sent %q", r.db.sent)
+			}
 		}},
 		{"a broken connection is an unknown outcome of all", func(r *shareRig) {
 			r.db.answer = func(context.Context, []row) ([]row, error) { return nil, errCut }
@@ -184,25 +212,43 @@ func TestSharer(t *testing.T) {
 			r.db.broken = errCut
 			a, b := r.call(r.Context(), "a"), r.call(r.Context(), "b")
 			r.begin()
-			r.wantError(a, true, errCut)
-			r.wantError(b, true, errCut)
+			r.want(a, "", true)
+			r.want(b, "", true)
+		}},
+		{"no connection soon", func(r *shareRig) {
+			r.busy()
+			a, b := r.call(r.Context(), "a"), r.call(r.Context(), "b")
+			start := time.Now()
+			r.begin()
+			r.want(a, "", true)
+			r.want(b, "", true)
+			if d := time.Since(start); d != gatherPatience {
+				r.Errorf("they went alone after %v", d)
+			}
+			r.idle()
+		}},
+		{"a hook that panics while a connection is made", func(r *shareRig) {
+			r.db.hook = func() { panic("broken hook") }
+			a, b := r.call(r.Context(), "a"), r.call(r.Context(), "b")
+			r.begin()
+			r.want(a, "", true)
+			r.want(b, "", true)
 		}},
 		{"an answer that is to more calls than there are", func(r *shareRig) { strange(r, row{[]byte("3"), []byte("c")}) }},
 		{"an answer without a place", func(r *shareRig) { strange(r, row{[]byte("0"), []byte("a")}) }},
 		{"an answer whose place is no number", func(r *shareRig) { strange(r, row{[]byte("x"), []byte("a")}) }},
 		{"an empty row", func(r *shareRig) { strange(r, row{}) }},
 		{"given up while there is no connection", func(r *shareRig) {
-			r.db.free <- struct{}{}
-			r.db.free <- struct{}{}
+			r.busy()
 			ctx, cancel := context.WithCancel(r.Context())
-			a, b := r.call(ctx, "a"), r.call(r.Context(), "b")
+			a, b, c := r.call(ctx, "a"), r.call(r.Context(), "b"), r.call(r.Context(), "c")
 			r.begin()
 			cancel()
 			r.wantError(a, true, context.Canceled)
-			<-r.db.free
-			<-r.db.free
+			r.idle()
 			r.want(b, "b", false)
-			if !slices.Equal(r.db.sent, []string{"b"}) {
+			r.want(c, "c", false)
+			if !slices.Equal(r.db.sent, []string{"b,c"}) {
 				r.Errorf("sent %q", r.db.sent)
 			}
 		}},
@@ -258,7 +304,6 @@ func TestSharer(t *testing.T) {
 			a, b := r.call(r.Context(), "a"), r.call(r.Context(), "b")
 			r.begin()
 			time.Sleep(statementTime)
-			r.db.free <- struct{}{} // another connection, which the next wait for
 			c, d, e := r.call(r.Context(), "c"), r.call(r.Context(), "d"), r.call(r.Context(), "e")
 			r.calls.close()
 			r.close()

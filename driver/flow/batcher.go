@@ -13,11 +13,9 @@ import (
 )
 
 const (
-	// maxUnderWay is how many requests are on their way before other calls wait to
-	// go together. One that has taken as long as stalled is not counted any more:
-	// what was sent to a server that hangs does not hold up the rest.
-	maxUnderWay = 2
-	stalled     = 20 * time.Millisecond
+	// stalled is when a request is not counted any more among those that are on
+	// their way: what was sent to a server that hangs does not hold up the rest.
+	stalled = 20 * time.Millisecond
 	// crowd is for how long calls are expected to meet again.
 	crowd = 2 * time.Millisecond
 )
@@ -28,9 +26,9 @@ const (
 // one request. It is safe for concurrent use; [NewBatcher] makes one. What a call is, how it is sent and what becomes of it are the
 // backend's; all that a Batcher knows is which key a call is about.
 type Batcher[C comparable] struct {
-	most  int
-	send  func(take func() []C)
-	tasks sync.WaitGroup
+	most, underWayMost int
+	send               func(take func() []C)
+	tasks              sync.WaitGroup
 
 	mu       sync.Mutex
 	closed   bool
@@ -51,12 +49,14 @@ type queued[C comparable] struct {
 // request is one that is on its way.
 type request struct{ since time.Time }
 
-// NewBatcher returns a Batcher that has send make each request of calls that have met, in
-// a goroutine of its own. Send gets ready, calls take once, which returns up to
-// most calls of different keys, or none if all were withdrawn meanwhile, and
-// returns when the request is over.
-func NewBatcher[C comparable](most int, send func(take func() []C)) *Batcher[C] {
-	return &Batcher[C]{most: most, send: send, keys: make(map[string]struct{})}
+// NewBatcher returns a Batcher that has send make each request of calls that have
+// met, in a goroutine of its own. Send gets ready, which it must do soon, as
+// all other calls wait for it; calls take once, which returns up to most calls of
+// different keys, or none if all were withdrawn meanwhile; and returns when the
+// request is over. It must not panic. Calls wait to go together when underWay
+// requests are on their way.
+func NewBatcher[C comparable](most, underWay int, send func(take func() []C)) *Batcher[C] {
+	return &Batcher[C]{most: most, underWayMost: underWay, send: send, keys: make(map[string]struct{})}
 }
 
 // Enter begins a call about a key. If it returns a function, the caller is to send
@@ -75,7 +75,7 @@ func (b *Batcher[C]) Enter(key string, call C) (end func(), err error) {
 		// It would have to wait for the request after the next.
 		return func() {}, nil
 	}
-	if len(b.queue) == 0 && len(b.underWay) < maxUnderWay && !b.starting && now.Sub(b.crowded) > crowd {
+	if len(b.queue) == 0 && len(b.underWay) < b.underWayMost && !b.starting && now.Sub(b.crowded) > crowd {
 		r := b.begin(now)
 		return func() { b.end(r) }, nil
 	}
@@ -124,7 +124,7 @@ func (b *Batcher[C]) start(now time.Time) {
 		return
 	}
 	b.prune(now)
-	if len(b.underWay) < maxUnderWay {
+	if len(b.underWay) < b.underWayMost {
 		b.starting = true
 		r := b.begin(now)
 		b.tasks.Go(func() { b.carry(r) })

@@ -16,6 +16,8 @@ const (
 	// delay is how long a request of these tests takes.
 	delay = 5 * time.Millisecond
 	most  = 10
+	// maxUnderWay is how many requests are on their way before calls wait.
+	maxUnderWay = 2
 )
 
 // call is a call of a test.
@@ -35,7 +37,7 @@ type store struct {
 
 func newStore() *store {
 	s := &store{hang: make(map[string]func())}
-	s.Batcher = NewBatcher(most, func(take func() []*call) {
+	s.Batcher = NewBatcher(most, maxUnderWay, func(take func() []*call) {
 		time.Sleep(s.getReady)
 		batch := take()
 		var names []string

@@ -3,14 +3,22 @@ package pglock_test
 import (
 	"context"
 	"database/sql"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/go-dlm/dlm/backends/pglock"
 	"github.com/go-dlm/dlm/driver"
@@ -375,12 +383,110 @@ func TestSharedStatementsWaitForNobody(t *testing.T) {
 	if got := answers(acquire); got != "[[]]" {
 		t.Errorf("granted %s the second time", got)
 	}
+	// One whose manager has no name.
+	if got := answers("select place from dlm.acquire_many_v1('65', '61', '60000000', '', 60000000)"); got != "[[1]]" {
+		t.Errorf("granted %s, want 1", got)
+	}
 	token := r.s.MustDo("postgres", "select string_agg(token::text, ',' order by key) from dlm.keys where key in ('b', 'c')")[0][0]
 	owner := r.s.MustDo("postgres", "select encode(owner, 'hex') from dlm.keys where key = 'c'")[0][0]
 	release := fmt.Sprintf("select string_agg(n::text, ' ') from dlm.release_many_v1('62,63', '78,%s', '%s', 60000000) n", owner, token)
 	if got := answers(release); got != "[[2]]" {
 		t.Errorf("released %s, want 2", got)
 	}
+}
+
+// Shared statements that make and take the same keys in whatever order do not wait
+// for each other in a circle.
+func TestSharedStatementsNoCircle(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	const sessions, rounds, names, most = 8, 150, 40, 12
+	var made atomic.Int64
+	var wg sync.WaitGroup
+	for range sessions {
+		conn, err := pgx.Connect(t.Context(), r.s.URL("postgres"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(context.Background())
+		if _, err := conn.Exec(t.Context(), "set deadlock_timeout = '5ms'"); err != nil { // long before a wait is given up
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			for range rounds {
+				generation := made.Add(1) / sessions
+				keys := make([]string, most)
+				for i, n := range rand.Perm(names)[:most] {
+					keys[i] = hex.EncodeToString(fmt.Append(nil, generation/4, "-", n))
+				}
+				lists := func(item string) string { return strings.Join(slices.Repeat([]string{item}, most), ",") }
+				_, err := conn.Exec(t.Context(), "select dlm.acquire_many_v1($1, $2, $3, $4, 60000000)",
+					strings.Join(keys, ","), lists("61"), lists("1000"), lists(""))
+				if e, ok := errors.AsType[*pgconn.PgError](err); err != nil && (!ok || e.Code != "55P03") {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Calls that have met do not wait for a connection that is not made, while others
+// are idle.
+func TestSharedStatementsHangingDial(t *testing.T) {
+	t.Parallel()
+	const idle = 4
+	r := newRig(t, nil)
+	var hang atomic.Bool
+	pool := newPool(t, r.s.URL("postgres")+"&pool_max_conns=8", func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if hang.Load() {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	})
+	b, err := pglock.New(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	c := &crowd{rig: r, Backend: b}
+	c.take("first", "a")
+	var conns []*pgxpool.Conn
+	for range idle {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	hang.Store(true)
+	burst := func(ctx context.Context, name string, n int) (failed int64) {
+		var wg sync.WaitGroup
+		var errs atomic.Int64
+		for i := range n {
+			wg.Go(func() {
+				if _, err := b.Acquire(ctx, alone(fmt.Sprint(name, i), "a")); err != nil {
+					errs.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		return errs.Load()
+	}
+	short, cancel := context.WithCancel(t.Context())
+	waiting := make(chan int64)
+	go func() { waiting <- burst(short, "during", 10) }()
+	r.until("connections are being made", func() bool { return pool.Stat().ConstructingConns() > 0 })
+	for _, conn := range conns {
+		conn.Release()
+	}
+	if n := burst(t.Context(), "after", idle); n > 0 {
+		t.Errorf("%d of %d calls failed", n, idle)
+	}
+	cancel()
+	<-waiting
 }
 
 // Who gives up before the statement is sent has left nothing; who gives up later
