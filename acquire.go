@@ -86,7 +86,7 @@ type acquisition struct {
 
 // enter takes the lock, by re-entry if the context's owner has it already.
 func (a *acquisition) enter(ctx context.Context) (*Lock, error) {
-	owner := ownerFrom(ctx)
+	owner := OwnerFromContext(ctx)
 	if owner == "" {
 		g, err := a.run(ctx)
 		if err != nil {

@@ -104,7 +104,6 @@ func (g *grant) newLock(now instant) *Lock {
 func (l *Lock) end(err error, lost bool) {
 	l.err, l.lost = err, lost
 	l.final = min(l.g.deadline, l.g.maxEnd)
-	close(l.done)
 	cause := err
 	if !lost {
 		cause = context.Canceled
@@ -113,6 +112,8 @@ func (l *Lock) end(err error, lost bool) {
 		c.cancel(cause)
 	}
 	l.contexts = nil
+	// Last, so that what goes with the contexts has gone when Done closes.
+	close(l.done)
 }
 
 // check makes sure that a deadline which has passed has been acted on. Timers

@@ -25,8 +25,9 @@ func WithOwner(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, ownerKey{}, id)
 }
 
-// ownerFrom returns the owner for re-entry, or "".
-func ownerFrom(ctx context.Context) string {
+// OwnerFromContext returns the owner that [WithOwner] put into the context, or "".
+// A wrapper that several parties share needs it to keep their owners apart.
+func OwnerFromContext(ctx context.Context) string {
 	id, _ := ctx.Value(ownerKey{}).(string)
 	return id
 }

@@ -250,6 +250,9 @@ func TestReentry(t *testing.T) {
 		store := memlock.NewStore()
 		c, other := open(t, store, nil), open(t, store, nil)
 		ctx := dlm.WithOwner(t.Context(), "job 7")
+		if owner := dlm.OwnerFromContext(ctx); owner != "job 7" {
+			t.Errorf("the owner of the context is %q", owner)
+		}
 		outer, err := c.AcquireLock(ctx, "k", 20*time.Second)
 		if err != nil {
 			t.Fatal(err)
@@ -406,6 +409,44 @@ func TestLockContextAsArgument(t *testing.T) {
 		}
 	})
 }
+
+// parent is a context that notes whether Done of a lock was closed when the lock's
+// context let go of its parent.
+type parent struct {
+	context.Context
+	done   func() <-chan struct{}
+	before bool
+}
+
+// AfterFunc implements what package context looks for in a parent.
+func (p *parent) AfterFunc(func()) func() bool {
+	return func() bool {
+		p.before = !isDone(p.done())
+		return true
+	}
+}
+
+func TestContextsEndBeforeDone(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := open(t, memlock.NewStore(), nil)
+	l := c.lock(t, "key", time.Minute)
+	done := l.Done()
+	// Without Value it does not look like the context that is in it.
+	p := &parent{Context: opaqueContext{ctx}, done: func() <-chan struct{} { return done }}
+	lockCtx := l.Context(p)
+	if err := l.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if lockCtx.Err() == nil || !p.before {
+		t.Errorf("Done was closed before the contexts had ended, %v", lockCtx.Err())
+	}
+}
+
+// opaqueContext hides the values of a context.
+type opaqueContext struct{ context.Context }
+
+func (opaqueContext) Value(any) any { return nil }
 
 // The loss of one lock, which its context carries into other calls, is not
 // taken for that of another.
