@@ -206,6 +206,14 @@ func (c *LockConfig) checkAutoRenew(what string) error {
 	return nil
 }
 
+// checkTerm refuses what a leader cannot lead with, for a grace.
+func (c *LockConfig) checkTerm(grace time.Duration) error {
+	if c.MaxHold > 0 && c.MaxHold <= grace {
+		return invalidf("LockConfig.MaxHold is %v, must exceed ElectionConfig.Grace, %v", c.MaxHold, grace)
+	}
+	return c.checkAutoRenew("an election")
+}
+
 // driftMargin is how much earlier than the store a lock's deadline falls: one
 // percent for clocks that run at different rates, and a millisecond for the
 // resolution of timers, as in Redis's description of Redlock.

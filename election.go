@@ -44,6 +44,9 @@ const (
 	defaultElectionRetry    = 100 * time.Millisecond
 	defaultElectionMaxRetry = 5 * time.Second
 	defaultElectionPoll     = time.Second
+	// overrunPatience is how long work may take to return after a sudden loss
+	// before it is said to go on.
+	overrunPatience = 100 * time.Millisecond
 )
 
 // withDefaults checks the configuration and fills in the defaults. It also returns
@@ -71,9 +74,6 @@ func (c *ElectionConfig) withDefaults(m OptionsManager) (cfg ElectionConfig, lat
 	ttl := max(cfg.TTL, m.Properties().MinTTL)
 	interval := ttl / 3
 	if mgr, ok := m.(*Manager); ok {
-		if err := mgr.cfg.checkAutoRenew("an election"); err != nil {
-			return cfg, 0, err
-		}
 		interval = mgr.interval(ttl)
 	}
 	lasts := ttl - driftMargin(ttl)
@@ -102,6 +102,11 @@ func (c *ElectionConfig) withDefaults(m OptionsManager) (cfg ElectionConfig, lat
 	case cfg.MaxRetryInterval < cfg.RetryInterval:
 		return cfg, 0, invalidf("ElectionConfig.MaxRetryInterval is %v, must be at least RetryInterval, %v",
 			cfg.MaxRetryInterval, cfg.RetryInterval)
+	}
+	if mgr, ok := m.(*Manager); ok {
+		if err := mgr.cfg.checkTerm(cfg.Grace); err != nil {
+			return cfg, 0, err
+		}
 	}
 	if cfg.PollInterval == 0 {
 		cfg.PollInterval = defaultElectionPoll
@@ -143,14 +148,16 @@ type ElectionCallbacks struct {
 	// the work has failed, and another node is to try.
 	OnElected func(ctx context.Context, term int64)
 	// OnLost is called once for each call of OnElected, when its context has
-	// ended and OnElected has returned. If the lease was lost meanwhile, it does
-	// not wait for OnElected any longer. IsLeader says no by then. Unless the
+	// ended and OnElected has returned. If the lease was lost meanwhile, it waits
+	// for OnElected no longer than 100ms. IsLeader says no by then. Unless the
 	// lease was lost, the leadership is given up when OnLost has returned, or
 	// one TTL later, so that what was started in OnElected can be stopped here.
+	// (A term that is lost in the very moment in which it begins, in a process
+	// that stands still just then, can have OnLost begin before OnElected.)
 	OnLost func(term int64)
 	// OnOverrun is called before OnLost if the lease was lost, and another node
-	// may lead, while OnElected still has not returned. A program that must not
-	// have two leaders at work ends itself here.
+	// may lead, while OnElected still has not returned 100ms later. A program that
+	// must not have two leaders at work ends itself here.
 	OnOverrun func(term int64)
 }
 
@@ -188,6 +195,7 @@ type electionRun struct {
 
 // term is the time for which a node leads.
 type term struct {
+	run    *electionRun
 	lock   *Lock
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -198,8 +206,8 @@ type term struct {
 // termKey finds the term of an election that a context belongs to.
 type termKey struct{ e *LeaderElection }
 
-// errNotRenewed is why a term ends before its lease.
-var errNotRenewed = fmt.Errorf("%w: the lease of the leader was not renewed in time", ErrLost)
+// errLeaseEnds is why a term ends before its lease.
+var errLeaseEnds = fmt.Errorf("%w: the lease of the leader was not renewed in time, or may not be renewed any longer", ErrLost)
 
 // NewLeaderElection returns a node of the election on the key. It does nothing
 // yet: call Run or Start, or, for a mere observer, Leader or Watch. All nodes
@@ -209,9 +217,9 @@ var errNotRenewed = fmt.Errorf("%w: the lease of the leader was not renewed in t
 // printable UTF-8 without spaces. Two nodes with the same id are two nodes all
 // the same. A nil cfg means the defaults.
 //
-// The manager must renew its locks; its LockConfig.MaxHold bounds a term. Whatever
-// is wrong with an argument, the error matches [ErrInvalid], and names the field
-// and its bound.
+// The manager must renew its locks; its LockConfig.MaxHold bounds a term, less the
+// grace, and must be longer than that. Whatever is wrong with an argument, the error
+// matches [ErrInvalid], and names the field and its bound.
 func NewLeaderElection(m OptionsManager, key, nodeID string, cfg *ElectionConfig) (*LeaderElection, error) {
 	if m == nil {
 		return nil, invalidf("manager is nil")
@@ -237,9 +245,9 @@ func NewLeaderElection(m OptionsManager, key, nodeID string, cfg *ElectionConfig
 // nothing of the election runs any more. The context of OnElected is derived
 // from ctx. The callbacks are not changed by Run; nil means none.
 //
-// Run returns nil if it was asked to end, or the error of the last release,
-// such as one matching [ErrIndeterminate]: another node may then have to wait
-// for the TTL. It ends by itself, with the error, if going on is pointless: the
+// Run returns nil if it was asked to end, or the error of the last release or
+// withdrawal, such as one matching [ErrIndeterminate]: another node may then have
+// to wait for the TTL. It ends by itself, with the error, if going on is pointless: the
 // manager was closed ([ErrClosed]), or the key is in use for something else
 // ([ErrInvalid]). Failures of the store are repeated for as long as it takes;
 // the manager's [Observer] is told of them.
@@ -300,18 +308,29 @@ func (e *LeaderElection) serve(ctx context.Context, r *electionRun, callbacks *E
 func (e *LeaderElection) campaign(ctx context.Context, cb *ElectionCallbacks) error {
 	failures := 0
 	for {
+		began := time.Now()
 		// An owner for re-entry would let two nodes of a process lead at once.
 		lock, err := e.m.Acquire(WithOwner(ctx, ""), e.key, e.cfg.TTL, &AcquireOptions{Label: e.nodeID})
 		switch {
 		case err == nil:
-			failures = 0
-			err = e.lead(ctx, lock, cb)
+			asked := false // the term ended as somebody wanted it
+			asked, err = e.lead(ctx, lock, cb)
 			if ctx.Err() != nil || permanent(err) {
 				return err
 			}
-			if e.unfair {
+			switch {
+			case !asked && time.Since(began) < e.cfg.MaxRetryInterval: // terms that do not last are failures
+				if failures++; failures > 1 {
+					sleep(ctx, ctx, e.cfg.backoff(failures-1))
+				}
+			case e.unfair:
+				failures = 0
 				sleep(ctx, ctx, e.cfg.backoff(1))
+			default:
+				failures = 0
 			}
+		case ctx.Err() != nil && errors.Is(err, ErrIndeterminate):
+			return err
 		case ctx.Err() != nil:
 			return nil
 		case permanent(err):
@@ -327,11 +346,11 @@ func (e *LeaderElection) campaign(ctx context.Context, cb *ElectionCallbacks) er
 }
 
 // lead is one term. It returns when nothing of it runs any more, with the error
-// of the release.
-func (e *LeaderElection) lead(ctx context.Context, lock *Lock, cb *ElectionCallbacks) (err error) {
+// of the release, and says whether the term has ended because that was asked for.
+func (e *LeaderElection) lead(ctx context.Context, lock *Lock, cb *ElectionCallbacks) (asked bool, err error) {
 	if lock.g != nil { // of another manager than the one that was checked
-		if err := lock.g.m.cfg.checkAutoRenew("an election"); err != nil {
-			return errors.Join(err, e.giveUp(lock))
+		if err := lock.g.m.cfg.checkTerm(e.cfg.Grace); err != nil {
+			return false, errors.Join(err, e.giveUp(lock))
 		}
 	}
 	t := &term{lock: lock, over: make(chan struct{})}
@@ -339,7 +358,7 @@ func (e *LeaderElection) lead(ctx context.Context, lock *Lock, cb *ElectionCallb
 	defer t.cancel(nil)
 	t.ctx = lock.Context(context.WithValue(ctx, termKey{e}, t))
 	if t.ctx.Err() != nil {
-		return e.giveUp(lock) // it was over before it began
+		return false, e.giveUp(lock) // it was over before it began
 	}
 	e.setTerm(t)
 	defer e.setTerm(nil)
@@ -351,20 +370,28 @@ func (e *LeaderElection) lead(ctx context.Context, lock *Lock, cb *ElectionCallb
 		panicked = e.conclude(t, cb, worked)
 	}()
 	defer func() {
-		// This runs, too, when OnElected panics.
-		t.cancel(nil)
-		close(worked)
 		<-concluded
 		if panicked != nil {
 			panic(panicked)
 		}
-		err = t.err
+		asked, err = !errors.Is(context.Cause(t.ctx), ErrLost), t.err
 	}()
-	if cb.OnElected != nil {
+	func() {
+		defer close(worked)
+		if cb.OnElected == nil {
+			return
+		}
+		panics := true
+		defer func() {
+			if panics {
+				t.cancel(nil)
+			}
+		}()
 		cb.OnElected(t.ctx, lock.Token)
-	}
+		panics = false
+	}()
 	<-t.ctx.Done()
-	return nil
+	return false, nil // for what it is see above
 }
 
 // conclude ends a term: it waits for the end of its context, and of the work,
@@ -372,15 +399,17 @@ func (e *LeaderElection) lead(ctx context.Context, lock *Lock, cb *ElectionCallb
 // with.
 func (e *LeaderElection) conclude(t *term, cb *ElectionCallbacks, worked <-chan struct{}) (panicked any) {
 	e.watchLease(t)
-	select {
-	case <-worked:
-	case <-t.lock.Done():
-	}
 	overrun := false
 	select {
 	case <-worked:
-	default:
-		overrun = true
+	case <-t.lock.Done():
+		patience := time.NewTimer(overrunPatience)
+		select {
+		case <-worked:
+		case <-patience.C:
+			overrun = true
+		}
+		patience.Stop()
 	}
 	told := make(chan struct{})
 	go func() {
@@ -415,7 +444,9 @@ func (e *LeaderElection) watchLease(t *term) {
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	known := instant(-1)
+	// A renewal that has succeeded plans the next, also where the deadline is that
+	// of a session which was kept alive before.
+	known, plan := instant(-1), instant(-1)
 	for {
 		select {
 		case <-t.ctx.Done():
@@ -423,11 +454,11 @@ func (e *LeaderElection) watchLease(t *term) {
 		case <-timer.C:
 		}
 		deadline, slack, now := t.lock.lease()
-		if deadline == known {
-			t.cancel(errNotRenewed)
+		if deadline == known && slack == plan {
+			t.cancel(errLeaseEnds)
 			return
 		}
-		known = deadline
+		known, plan = deadline, slack
 		timer.Reset(deadline - min(e.cfg.Grace, max(slack-e.late, slack/2)) - now)
 	}
 }
@@ -447,6 +478,9 @@ func (e *LeaderElection) giveUp(lock *Lock) error {
 func (e *LeaderElection) setTerm(t *term) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if t != nil {
+		t.run = e.run
+	}
 	e.term = t
 }
 
@@ -464,10 +498,15 @@ func (e *LeaderElection) leading() *term {
 // Stop ends Run or Start, and waits until nothing of it runs any more, or until
 // ctx ends; Stop may then be called again. It returns the error of the run (see
 // Run) or of the context. Called with the context that OnElected was given, it
-// does not wait. If nothing was started, it does nothing.
+// does not wait, and ends the run of that term only. If nothing was started, it
+// does nothing.
 func (e *LeaderElection) Stop(ctx context.Context) error {
 	if ctx == nil {
 		return invalidf("context is nil")
+	}
+	if within, ok := ctx.Value(termKey{e}).(*term); ok {
+		within.run.cancel()
+		return nil
 	}
 	e.mu.Lock()
 	r := e.run
@@ -475,11 +514,7 @@ func (e *LeaderElection) Stop(ctx context.Context) error {
 	if r == nil {
 		return nil
 	}
-	within := ctx.Value(termKey{e}) != nil
 	r.cancel()
-	if within {
-		return nil
-	}
 	select {
 	case <-r.done:
 		return r.err
@@ -499,12 +534,16 @@ func (e *LeaderElection) Stop(ctx context.Context) error {
 //
 // StepDown waits until the leadership has been given up, or until ctx ends, but
 // what it began goes on all the same. Called with the context that OnElected was
-// given, it does not wait. It returns the error of the release: if it matches
+// given, it does not wait, and ends that term only. It returns the error of the release: if it matches
 // [ErrIndeterminate], the others may have to wait for the TTL. If the node does
 // not lead, it does nothing.
 func (e *LeaderElection) StepDown(ctx context.Context) error {
 	if ctx == nil {
 		return invalidf("context is nil")
+	}
+	if within, ok := ctx.Value(termKey{e}).(*term); ok {
+		within.cancel(nil)
+		return nil
 	}
 	e.mu.Lock()
 	t := e.term
@@ -512,11 +551,7 @@ func (e *LeaderElection) StepDown(ctx context.Context) error {
 	if t == nil {
 		return nil
 	}
-	within := ctx.Value(termKey{e}) != nil
 	t.cancel(nil)
-	if within {
-		return nil
-	}
 	select {
 	case <-t.over:
 		return t.err

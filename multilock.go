@@ -158,12 +158,26 @@ func (l *MultiLock) prolong(ctx context.Context, lock *Lock, ttl time.Duration) 
 // freshen sees to it that all locks are held, and have nearly all of their TTL
 // before them if nobody renews them from here on.
 func (l *MultiLock) freshen(ctx context.Context, ttl time.Duration) error {
+	old := func(lock *Lock) bool {
+		return !lock.renews() && time.Until(lock.Deadline()) < lock.TTL-driftMargin(lock.TTL)-lock.TTL/10
+	}
+	if len(l.locks) == 1 || !slices.ContainsFunc(l.locks, old) {
+		return l.lost()
+	}
+	// All of them, since the others get older meanwhile.
 	err := l.each(func(lock *Lock) error {
-		if lock.renews() || len(l.locks) == 1 || time.Until(lock.Deadline()) >= lock.TTL-driftMargin(lock.TTL)-lock.TTL/10 {
+		if lock.renews() {
 			return nil
 		}
-		return l.m.ExtendLock(ctx, lock, ttl)
+		err := l.m.ExtendLock(ctx, lock, ttl)
+		if errors.Is(err, ErrIndeterminate) { // which is not so of what is left of the lock
+			return fmt.Errorf("extending %q in the end: %v", lock.Key, err)
+		}
+		return err
 	})
+	if err != nil && ctx.Err() != nil {
+		err = errors.Join(ctxErr(ctx), err)
+	}
 	return errors.Join(err, l.lost())
 }
 
@@ -371,6 +385,9 @@ func (l *MultiLock) endsContext(ctx context.Context) bool {
 	if ctx.Err() == nil {
 		return true
 	}
-	loss := l.lost()
-	return loss != nil && errors.Is(context.Cause(ctx), loss)
+	cause := context.Cause(ctx)
+	return slices.ContainsFunc(l.locks, func(lock *Lock) bool {
+		err := lock.Err()
+		return errors.Is(err, ErrLost) && errors.Is(cause, err)
+	})
 }

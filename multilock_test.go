@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -450,4 +451,90 @@ func TestMultiOverWrapper(t *testing.T) {
 		}
 		synctest.Wait()
 	})
+}
+
+// A context of the lock that has ended with a loss bounds no release, whichever of
+// several losses it was.
+func TestMultiTwoLosses(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := open(t, memlock.NewStore(), nil)
+		l := c.multi(t, 10*time.Second, "a", "b", "c")
+		ctx := l.Context(t.Context())
+		for _, key := range []string{"b", "a"} {
+			if _, err := c.ForceRelease(t.Context(), key, 0); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(5 * time.Second) // a renewal finds out
+		}
+		if err := l.Release(ctx); !errors.Is(err, dlm.ErrLost) || errors.Is(err, context.Canceled) || errors.Is(err, dlm.ErrIndeterminate) {
+			t.Errorf("%v", err)
+		}
+		c.free(t, "a", "b", "c")
+	})
+}
+
+// What takes long in the end leaves no key with little time; and what is not known
+// of the last extension is known of what is left.
+func TestMultiFreshened(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprint(fails), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				store := memlock.NewStore()
+				other := open(t, store, nil)
+				held := other.lock(t, "b", time.Minute)
+				b, err := memlock.New(store, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var slow atomic.Bool
+				m, err := dlm.NewManager(drivertest.Intercept(b, drivertest.Hooks{
+					Acquire: func(ctx context.Context, req driver.Request) (driver.Lease, error) {
+						l, err := b.Acquire(ctx, req)
+						if req.Key == "b" && err == nil {
+							slow.Store(true)
+						}
+						return l, err
+					},
+					Extend: func(ctx context.Context, batch []driver.Renewal) {
+						if b.Extend(ctx, batch); !slow.Load() {
+							return
+						}
+						time.Sleep(300 * time.Millisecond)
+						for i := range batch {
+							if fails {
+								batch[i].Err = errors.New("no answer")
+							}
+						}
+					},
+				}), &dlm.LockConfig{AutoRenew: dlm.Off})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer m.Close(context.Background())
+				go func() {
+					time.Sleep(200 * time.Millisecond)
+					if err := held.Release(context.Background()); err != nil {
+						t.Error(err)
+					}
+				}()
+				l, err := dlm.AcquireMulti(t.Context(), m, []string{"a", "b"}, time.Second)
+				if fails {
+					if err == nil || errors.Is(err, dlm.ErrIndeterminate) {
+						t.Errorf("%v", err)
+					}
+					other.free(t, "a", "b")
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if left := time.Until(l.Deadline()); left < 650*time.Millisecond {
+					t.Errorf("%v are left of a second, of which 300ms were the last extension", left)
+				}
+				if err := l.Release(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
 }

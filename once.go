@@ -27,6 +27,10 @@ import (
 //     repeats it, unless a node asks for that tick after the hold and what was
 //     left of the lease: that is one minimum hold, and a tenth, after the last
 //     renewal.
+//   - That a tick is run at all. The nodes that come first can hinder each other:
+//     one whose request gets no answer before its context ends gives the tick back,
+//     when the others have been refused; and on a Redis quorum several that come
+//     in the same instant may all be refused.
 //   - That a run that failed is repeated: it counts as a run.
 //   - That runs of different ticks do not overlap, nor that their fencing tokens
 //     are ordered. Take a lock in the run if that matters.
@@ -151,6 +155,12 @@ func (o *Once) Claim(ctx context.Context, tick string) (*Claim, error) {
 		}
 	}
 	lock.keep()
+	if lock.Err() != nil {
+		// The manager may have closed before, and the tick may be free.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+		defer cancel()
+		return nil, o.m.ReleaseLock(ctx, lock)
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.holds++

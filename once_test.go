@@ -295,3 +295,33 @@ func ExampleOnce() {
 	// node 1 was late: true
 	// node 2 was late: true
 }
+
+// closing is a manager that is closed as it grants a lock.
+type closing struct{ *dlm.Manager }
+
+func (c closing) TryLock(ctx context.Context, key string, ttl time.Duration) (*dlm.Lock, error) {
+	l, err := c.Manager.TryLock(ctx, key, ttl)
+	return l, errors.Join(err, c.Close(context.Background()))
+}
+
+// A tick whose manager closes just as it is claimed, and gives it back, is not run.
+func TestOnceClosedInClaim(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		a, b := open(t, store, nil), open(t, store, nil)
+		for i, m := range []dlm.LockManager{closing{a.Manager}, b} {
+			o, err := dlm.NewOnce(m, "job", time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ran := false
+			err = o.Do(t.Context(), "tick", func(context.Context) error { ran = true; return nil })
+			if ran != (i == 1) || ran != (err == nil) {
+				t.Errorf("%d: ran: %v, %v", i, ran, err)
+			}
+			if err := o.Wait(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}

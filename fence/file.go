@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -34,8 +35,9 @@ const (
 // as its owner.
 //
 // Beside the file are two others: name.fence has the highest token that was accepted, and
-// name.fence.lock is locked (flock) while somebody writes. They have the same
-// permissions. Neither may be removed as long as a stale holder may exist, and
+// name.fence.lock is locked (flock) while somebody writes. The record has the
+// permissions of the file, the lock file those of perm when it is made, and whoever
+// may open that can hold up writers. Neither may be removed as long as a stale holder may exist, and
 // all have to be moved together.
 //
 // The order is: check, record the token, write the data to a third file,
@@ -53,7 +55,8 @@ const (
 // ctx bounds the wait for other writers, who are asked for again every 20ms or
 // less, in no order; a process that is stopped while it writes keeps others
 // waiting. The error matches [ErrStale], with the path as resource; [dlm.ErrInvalid]
-// if an argument is wrong or the path is no regular file; the context's cause;
+// if an argument is wrong, or the path is no regular file, or ends in the name of
+// what stands beside guarded files; the context's cause;
 // [errors.ErrUnsupported] where there is no flock (on Windows, for one); or it comes from
 // the file system, or says that the record is damaged: then nobody can write
 // until it was repaired by hand.
@@ -81,6 +84,11 @@ func (w *fileWriter) write(ctx context.Context, data []byte, token int64) (err e
 	case w.perm&^fs.ModePerm != 0:
 		return invalidf("permissions are %v, must have permission bits only", w.perm)
 	}
+	for _, suffix := range []string{recordSuffix, lockSuffix, tempSuffix} {
+		if strings.HasSuffix(w.path, suffix) {
+			return invalidf("path %q ends in %s, as what stands beside guarded files does", w.path, suffix)
+		}
+	}
 	lock, err := w.lock(ctx)
 	if err != nil {
 		return err
@@ -104,9 +112,13 @@ func (w *fileWriter) write(ctx context.Context, data []byte, token int64) (err e
 	}
 	if token > highest {
 		record := strconv.AppendInt(nil, token, 10)
-		if err := w.replace(w.path+recordSuffix, append(record, '\n'), info); err != nil {
-			return err
-		}
+		err = w.replace(w.path+recordSuffix, append(record, '\n'), info)
+	} else {
+		// Whoever wrote the record may have died before it was sure to last.
+		err = syncDir(filepath.Dir(w.path))
+	}
+	if err != nil {
+		return err
 	}
 	return w.replace(w.path, data, info)
 }
@@ -165,7 +177,11 @@ func (w *fileWriter) replace(name string, data []byte, old fs.FileInfo) error {
 	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, w.perm)
+	perm := w.perm
+	if old != nil {
+		perm &= old.Mode().Perm() // nobody opens it who may not open the other
+	}
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {
 		return err
 	}

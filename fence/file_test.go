@@ -110,6 +110,9 @@ func TestWriteFileRefused(t *testing.T) {
 		{"a type as permissions", t.Context(), path, 0o600 | fs.ModeDir, 9, dlm.ErrInvalid},
 		{"a context that has ended", ended, path, 0o600, 9, context.Canceled},
 		{"a symbolic link", t.Context(), link, 0o600, 9, dlm.ErrInvalid},
+		{"the record of a file", t.Context(), path + ".fence", 0o600, 9, dlm.ErrInvalid},
+		{"the lock of a file", t.Context(), path + ".fence.lock", 0o600, 9, dlm.ErrInvalid},
+		{"a temporary file", t.Context(), path + ".fence.tmp", 0o600, 9, dlm.ErrInvalid},
 		{"a folder", t.Context(), dir, 0o600, 9, dlm.ErrInvalid},
 		{"a folder that is not there", t.Context(), filepath.Join(dir, "no", "state"), 0o600, 9, fs.ErrNotExist},
 	} {

@@ -199,6 +199,9 @@ func ResponseError(resp *http.Response) error {
 // sent, and the error is that of [dlm.Lock.Err]; it can be lost while the request
 // is on its way, too.
 //
+// A permit of a semaphore looks like an exclusive lock here; do not send requests
+// with the context of one, see the package comment.
+//
 // Headers are added to all requests, also those that follow a redirect to
 // another host. Only the innermost lock of a context is used.
 //

@@ -93,6 +93,9 @@ func (g *Memory) Do(ctx context.Context, resource string, token int64, fn func(c
 		return context.Cause(ctx)
 	}
 	defer func() { <-r.turn }()
+	if ctx.Err() != nil { // both came at the same time
+		return context.Cause(ctx)
+	}
 	if err := g.admit(resource, r, token); err != nil {
 		return err
 	}

@@ -18,7 +18,9 @@ const (
 	PostgreSQL Dialect = iota + 1
 	// SQLite is SQLite 3.24 or newer.
 	SQLite
-	// MySQL is MariaDB or MySQL, with InnoDB. It is tested on MariaDB.
+	// MySQL is MariaDB or MySQL, with InnoDB, and one node that is written to: in
+	// a cluster with several, two transactions that meet can both be accepted. It
+	// is tested on MariaDB.
 	MySQL
 )
 
