@@ -17,7 +17,7 @@ const (
 	maxShared = 64
 	// maxUnderWay is how many statements of one kind are on their way before calls
 	// wait to share one.
-	maxUnderWay = 4
+	maxUnderWay = 3
 	// gatherPatience is how long calls that have met wait for a connection. Then
 	// each waits for one of its own.
 	gatherPatience = 50 * time.Millisecond
