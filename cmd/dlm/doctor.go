@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/go-dlm/dlm"
+	"github.com/go-dlm/dlm/clockskew"
 )
 
 // findingJSON is a finding for programs.
@@ -23,6 +24,7 @@ type findingJSON struct {
 
 func (a *app) doctorCommand() *cobra.Command {
 	var asJSON, strict bool
+	var servers []string
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check whether the store is set up well for locks",
@@ -37,20 +39,33 @@ found. Below it stands what to change.
 
 Nothing is changed in the store. The exit code is 78 if a finding is critical,
 with --strict also if one is a warning. That the store cannot be reached is a
-critical finding.`,
+critical finding.
+
+With --ntp, this machine's clock is compared with that of NTP servers, of which
+three or more are best; without it none is asked. Locks depend on it only if
+Redis or PostgreSQL runs on this machine.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			var clock *clockskew.Checker
+			if cmd.Flags().Changed("ntp") {
+				var err error
+				if clock, err = clockskew.New(servers, nil); err != nil {
+					return usageError("--ntp: %w", err)
+				}
+			}
 			return a.withManager(cmd.Context(), func(ctx context.Context, m *dlm.Manager) error {
-				return a.doctor(ctx, m, asJSON, strict)
+				return a.doctor(ctx, m, clock, asJSON, strict)
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print an array of objects")
 	cmd.Flags().BoolVar(&strict, "strict", false, "a warning makes the exit code 78, too")
+	cmd.Flags().StringSliceVar(&servers, "ntp", nil, "compare the clock with that of these NTP servers, host or host:port")
 	return cmd
 }
 
-func (a *app) doctor(ctx context.Context, m *dlm.Manager, asJSON, strict bool) error {
+// doctor looks at the store, and at the clock unless that is nil.
+func (a *app) doctor(ctx context.Context, m *dlm.Manager, clock *clockskew.Checker, asJSON, strict bool) error {
 	findings, err := m.Check(ctx)
 	if errors.Is(err, errors.ErrUnsupported) {
 		a.say("this store can be used, and has no settings to check")
@@ -58,6 +73,13 @@ func (a *app) doctor(ctx context.Context, m *dlm.Manager, asJSON, strict bool) e
 	}
 	if err != nil {
 		return err
+	}
+	if clock != nil {
+		r, err := clock.Check(ctx)
+		if err != nil {
+			return err
+		}
+		findings = append(findings, clockFindings(r)...)
 	}
 	slices.SortStableFunc(findings, func(x, y dlm.Finding) int { return int(y.Severity) - int(x.Severity) })
 	if asJSON {
@@ -85,6 +107,31 @@ func (a *app) doctor(ctx context.Context, m *dlm.Manager, asJSON, strict bool) e
 			count[dlm.SeverityCritical], count[dlm.SeverityWarning])
 	}
 	return nil
+}
+
+// clockFindings is what a check of this machine's clock has found.
+func clockFindings(r clockskew.Result) []dlm.Finding {
+	f := dlm.Finding{
+		Check:    "local clock",
+		Severity: dlm.SeverityUnknown,
+		Detail:   fmt.Sprintf("%v: %v", r.Verdict, r),
+	}
+	switch r.Verdict {
+	case clockskew.Fine:
+		f.Severity = dlm.SeverityOK
+	case clockskew.Skewed:
+		f.Severity = dlm.SeverityWarning
+		f.Detail += "; locks depend on it only if Redis or PostgreSQL runs here"
+		f.Fix = "let a time service such as chrony keep the clock of this machine"
+	}
+	list := []dlm.Finding{f}
+	for _, e := range r.Errors {
+		list = append(list, dlm.Finding{
+			Check: "ntp", Severity: dlm.SeverityUnknown, Server: e.Server,
+			Detail: fmt.Sprintf("no valid answer: %v", e.Err),
+		})
+	}
+	return list
 }
 
 // printFindings writes findings for people to read.

@@ -72,7 +72,7 @@ func TestDoctor(t *testing.T) {
 			var out, msg bytes.Buffer
 			a := &app{Main: &Main{Out: &out, Err: &msg}}
 			code := 0
-			if err := classify(a.doctor(t.Context(), m, c.json, c.strict)); err != nil {
+			if err := classify(a.doctor(t.Context(), m, nil, c.json, c.strict)); err != nil {
 				exit, _ := errors.AsType[*exitError](err)
 				code = exit.code
 				a.say("%v", exit)

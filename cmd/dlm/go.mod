@@ -11,6 +11,7 @@ require (
 	github.com/go-dlm/dlm/backends/redislock v0.0.0
 	github.com/go-dlm/dlm/backends/sqlitelock v0.0.0
 	github.com/go-dlm/dlm/backends/zklock v0.0.0
+	github.com/go-dlm/dlm/clockskew v0.0.0
 	github.com/jackc/pgx/v5 v5.13.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/spf13/cobra v1.10.2
@@ -22,6 +23,7 @@ require (
 
 require (
 	github.com/armon/go-metrics v0.4.1 // indirect
+	github.com/beevik/ntp v1.6.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/coreos/go-semver v0.3.1 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
@@ -76,4 +78,5 @@ replace (
 	github.com/go-dlm/dlm/backends/redislock => ../../backends/redislock
 	github.com/go-dlm/dlm/backends/sqlitelock => ../../backends/sqlitelock
 	github.com/go-dlm/dlm/backends/zklock => ../../backends/zklock
+	github.com/go-dlm/dlm/clockskew => ../../clockskew
 )
