@@ -102,7 +102,7 @@ func run(ctx context.Context, args []string) error {
 // start starts the service and the processes, waits for them, and says what the
 // service has seen.
 func (s *settings) start(ctx context.Context, processes int) (err error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
