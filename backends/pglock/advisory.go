@@ -390,10 +390,19 @@ func inTurn[T any](ctx context.Context, a *Advisory, key string, first bool, f f
 			return none, fmt.Errorf("pglock: %w: %w", errNoReply, ctx.Err())
 		}
 	}
-	if got.err != nil && errors.Is(got.err, errLeft) {
-		return none, fmt.Errorf("%w: %w", driver.ErrClosed, got.err)
+	if got.err != nil {
+		return none, a.left(got.err)
 	}
-	return got.value, got.err
+	return got.value, nil
+}
+
+// left says of a failure that comes of Close that it does. The server may have ended
+// the connection before this side did.
+func (a *Advisory) left(err error) error {
+	if errors.Is(err, errLeft) || a.ctx.Err() != nil && errors.Is(err, errCut) {
+		return fmt.Errorf("%w: %w", driver.ErrClosed, err)
+	}
+	return err
 }
 
 // Acquire implements [driver.Backend].
@@ -796,10 +805,7 @@ func (a *Advisory) extend(ctx context.Context, batch []driver.Renewal, start tim
 		return nil
 	}
 	if err := s.beat(ctx); err != nil {
-		if errors.Is(err, errLeft) {
-			return fmt.Errorf("%w: %w", driver.ErrClosed, err)
-		}
-		return err
+		return a.left(err)
 	}
 	var lost []int
 	var numbers []int64

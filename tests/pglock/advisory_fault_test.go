@@ -842,6 +842,40 @@ func TestAdvisoryServerFull(t *testing.T) {
 	r.unlocked(1)
 }
 
+// A call that is under way says that the backend was closed, also if the connection
+// breaks before this side has ended it.
+func TestAdvisoryCloseCut(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	c := newCut(t, r.s.Addr())
+	a, b := r.advisory(newPool(t, r.s.URL("postgres"), c.dial), nil), r.advisory(r.pool(""), nil)
+	warmUp(t, a)
+	c.proxy.Hold(servers.Down)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := a.Acquire(t.Context(), request("a", driver.Exclusive)); !errors.Is(err, driver.ErrClosed) || errors.Is(err, driver.ErrNotApplied) {
+			t.Errorf("%v, want an unknown outcome of a closed backend", err)
+		}
+	})
+	r.until("the server has the call", func() bool {
+		info, err := b.Inspect(t.Context(), "k")
+		return err == nil && len(info.Holders) == 1
+	})
+	wg.Go(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	r.until("it is being closed", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond) // nobody answers
+		defer cancel()
+		_, err := a.Acquire(ctx, alone("other", "a"))
+		return errors.Is(err, driver.ErrClosed)
+	})
+	c.proxy.Reset()
+	wg.Wait()
+}
+
 // The locks of a session that has been closed are free, and what waits goes on.
 func TestAdvisoryClose(t *testing.T) {
 	t.Parallel()
