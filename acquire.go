@@ -282,7 +282,9 @@ func (a *acquisition) loop(ctx context.Context) (*grant, error) {
 		}
 
 		a.failures++
-		a.lastErr = err
+		if end := ctx.Err(); a.conflict == nil || end == nil || !errors.Is(err, ErrNotApplied) || !errors.Is(err, end) {
+			a.lastErr = err
+		} // else the context of a waiter ended as it was to look again
 		if !errors.Is(err, ErrNotApplied) && !refused(err) {
 			a.traces = true
 		}

@@ -709,3 +709,38 @@ func TestHandOverDuringQuestion(t *testing.T) {
 		fault.Remove()
 	})
 }
+
+// A call to the store that is not made any more, because the context has ended, is
+// no failure of the store.
+func TestEndIsNoFailure(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		held := open(t, store, nil).lock(t, "k", time.Minute)
+		b, err := memlock.New(store, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls := 0
+		ctx, cancel := context.WithCancel(t.Context())
+		m, err := dlm.NewManager(drivertest.Intercept(drivertest.Hide(b, drivertest.Hidden{Notifier: true}), drivertest.Hooks{
+			Acquire: func(ctx context.Context, req driver.Request) (driver.Lease, error) {
+				if calls++; calls == 1 {
+					return b.Acquire(ctx, req)
+				}
+				cancel() // in the moment in which the waiter looks again
+				return driver.Lease{}, fmt.Errorf("%w: %w", driver.ErrNotApplied, context.Canceled)
+			},
+		}), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close(context.Background())
+		_, err = m.AcquireLock(ctx, "k", time.Minute)
+		if !errors.Is(err, context.Canceled) || !errors.Is(err, dlm.ErrHeld) || errors.Is(err, dlm.ErrNotApplied) {
+			t.Errorf("%v", err)
+		}
+		if err := held.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
