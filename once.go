@@ -155,11 +155,14 @@ func (o *Once) Claim(ctx context.Context, tick string) (*Claim, error) {
 		}
 	}
 	lock.keep()
-	if lock.Err() != nil {
+	if lost := lock.Err(); lost != nil {
 		// The manager may have closed before, and the tick may be free.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
-		return nil, o.m.ReleaseLock(ctx, lock)
+		if err := o.m.ReleaseLock(ctx, lock); err != nil {
+			return nil, err
+		}
+		return nil, lost
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -52,8 +52,8 @@
 // and no pooler is in between.
 //
 // A call whose context ends comes back at once. Its statement goes on, and keeps its
-// connection, until it is answered, for five seconds at most: a withdrawal waits for
-// it, so that it is not overtaken.
+// connection, until it is answered, for five seconds at most, or for as long as
+// others who share it wait: a withdrawal waits for it, so that it is not overtaken.
 //
 // Rows of keys are kept for [Options.KeepTokens] after the last lock, a day by
 // default. Then later calls, on whatever key, delete them, and what dead processes
